@@ -1,0 +1,87 @@
+"""What an environment is: the internal protocol, and the base class that users write against."""
+
+from abc import ABC, abstractmethod
+from typing import Any, ClassVar, Protocol, runtime_checkable
+
+from turnwise.types import Message, Observation, StepResult, Task
+
+
+class EnvError(RuntimeError):
+    """An environment broke its contract. The episode ends as `env_error`."""
+
+
+@runtime_checkable
+class Env(Protocol):
+    """The one protocol that rollouts speak. `turnwise.envs.adapt.as_env` makes any supported object into one."""
+
+    def reset(self, task: Task, noise_seed: int = 0) -> Observation:
+        """The opening messages. The task decides the initial state; `noise_seed` only the noise of later steps."""
+        ...
+
+    def step(self, message: Message) -> StepResult:
+        """The answer to one assistant message. Raises EnvError when the episode is already over."""
+        ...
+
+    def finish(self) -> StepResult:
+        """Called once instead of another step when the rollout cuts the episode (turns or tokens): the reward that
+        is only known at the end, such as a rubric's score. It has no messages and is never terminated."""
+        ...
+
+    def close(self) -> None:
+        """Releases everything. May be called twice."""
+        ...
+
+
+class BaseEnv(ABC):
+    """Base class for environments in the style of `reset` and `step`.
+
+    A subclass returns text. How the model must phrase its actions, what a badly formed reply costs and how many
+    actions fit into a turn is not its business: `ActionFormat` (envs/actions.py) says so, by config.
+
+    Example:
+        >>> class Coin(BaseEnv):
+        ...     instruction = "Guess the coin."
+        ...     actions = ("heads", "tails")
+        ...     def reset(self, seed=None, **kwargs):
+        ...         self.side = ("heads", "tails")[(seed or 0) % 2]
+        ...         return "The coin is covered."
+        ...     def step(self, action):
+        ...         return "It was " + self.side, float(action == self.side), True, {"success": action == self.side}
+        >>> env = Coin()
+        >>> env.reset(seed=1), env.step("tails")[1]
+        ('The coin is covered.', 1.0)
+    """
+
+    instruction: ClassVar[str] = ""
+    """What the model is told once, in the system message."""
+    actions: ClassVar[tuple[str, ...]] = ()
+    """The legal actions where they are few and fixed; empty where any text is an action."""
+    max_turns: ClassVar[int | None] = None
+    """1 marks a single-turn environment."""
+
+    @abstractmethod
+    def reset(self, seed: int | None = None, **kwargs: Any) -> Any:
+        """The first observation, or (observation, info). The same seed and arguments give the same state.
+
+        An environment with noise of its own takes `noise_seed` as a keyword: it differs between the members of a
+        group, while `seed` is shared.
+        """
+
+    @abstractmethod
+    def step(self, action: str) -> Any:
+        """(observation, reward, done, info), or Gymnasium's (observation, reward, terminated, truncated, info)."""
+
+    def render(self) -> str:
+        """The state as text, for `turnwise play`. Defaults to nothing beyond the observation."""
+        return ""
+
+    def state_key(self) -> str | None:
+        """Names the current state for algorithms that compare turns from the same state. None: the observation."""
+        return None
+
+    def potential(self) -> float | None:
+        """A potential for reward shaping, or None where the environment has none."""
+        return None
+
+    def close(self) -> None:  # noqa: B027 - optional to override
+        """Releases everything. May be called twice."""
