@@ -27,9 +27,7 @@ Isolation = Literal["auto", "inline", "thread", "process"]
 class Section(BaseModel):
     """A part of the tree: frozen, unknown keys refused, every field described."""
 
-    model_config = ConfigDict(
-        extra="forbid", frozen=True, use_attribute_docstrings=True, protected_namespaces=()
-    )
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, protected_namespaces=())
 
 
 class LoraConfig(Section):
@@ -135,13 +133,9 @@ class GroupsConfig(Section):
     @model_validator(mode="after")
     def _consistent(self) -> "GroupsConfig":
         if self.n_groups and len(self.n_groups) != len(self.tags):
-            raise ValueError(
-                f"n_groups has one number per tag, got {len(self.n_groups)} for {len(self.tags)} tags"
-            )
+            raise ValueError(f"n_groups has one number per tag, got {len(self.n_groups)} for {len(self.tags)} tags")
         if self.n_groups and sum(self.n_groups) != self.env_groups:
-            raise ValueError(
-                f"n_groups must add up to env_groups = {self.env_groups}, got {sum(self.n_groups)}"
-            )
+            raise ValueError(f"n_groups must add up to env_groups = {self.env_groups}, got {sum(self.n_groups)}")
         return self
 
 

@@ -32,9 +32,7 @@ class Batch:
     turn_ids: Tensor  # [B, T] int64: turn in the episode, -1 where response_mask is False
     rewards: Tensor  # [B, T] float32: a turn's reward on its last token
     logprobs: Tensor  # [B, T] float32: the sampler's log-probs ("old"), 0 outside response_mask
-    state_ids: (
-        Tensor  # [B, T] int64: state in which the token's turn was played, equal within a group; -1 outside
-    )
+    state_ids: Tensor  # [B, T] int64: state in which the token's turn was played, equal within a group; -1 outside
     episode_ids: Tensor  # [B] int64
     group_ids: Tensor  # [B] int64
     truncated: Tensor  # [B] bool: bootstrap from the state after the row's last real token
@@ -43,12 +41,8 @@ class Batch:
     ref_logprobs: Tensor | None = None  # [B, T] float32: the reference policy's log-probs
     advantages: Tensor | None = None  # [B, T] float32, 0 outside response_mask
     returns: Tensor | None = None  # [B, T] float32, 0 outside response_mask
-    old_logprobs: Tensor | None = (
-        None  # [B, T] float32: trainer's own before the update. None: logprobs are exact
-    )
-    weights: Tensor | None = (
-        None  # [B, T] float32: each token's share in its mini-batch's loss (algos/reduce.py)
-    )
+    old_logprobs: Tensor | None = None  # [B, T] float32: trainer's own before the update. None: logprobs are exact
+    weights: Tensor | None = None  # [B, T] float32: each token's share in its mini-batch's loss (algos/reduce.py)
 
     def __post_init__(self) -> None:
         rows, width = self.input_ids.shape

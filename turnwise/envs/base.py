@@ -14,6 +14,15 @@ class EnvError(RuntimeError):
 class Env(Protocol):
     """The one protocol that rollouts speak. `turnwise.envs.adapt.as_env` makes any supported object into one."""
 
+    @property
+    def max_turns(self) -> int | None:
+        """The environment's own limit on turns; 1 marks a single-turn environment, None is no limit."""
+        ...
+
+    def make_task(self, seed: int, split: str) -> Task:
+        """The problem instance that this seed stands for. Those of different splits are disjoint."""
+        ...
+
     def reset(self, task: Task, noise_seed: int = 0) -> Observation:
         """The opening messages. The task decides the initial state; `noise_seed` only the noise of later steps."""
         ...
@@ -64,7 +73,7 @@ class BaseEnv(ABC):
         """The first observation, or (observation, info). The same seed and arguments give the same state.
 
         An environment with noise of its own takes `noise_seed` as a keyword: it differs between the members of a
-        group, while `seed` is shared.
+        group, while `seed` is shared. One that must keep its instances of "train" and "val" apart takes `split`.
         """
 
     @abstractmethod
