@@ -31,11 +31,11 @@ class Section(BaseModel):
 
 
 class LoraConfig(Section):
-    rank: int = Field(0, ge=0)
+    rank: int = Field(default=0, ge=0)
     """0: no LoRA. Otherwise the adapters' rank; the frozen base then serves as the reference policy."""
     alpha: float = 32.0
     """Scale of the adapters (alpha / rank multiplies them)."""
-    dropout: float = Field(0.0, ge=0.0, lt=1.0)
+    dropout: float = Field(default=0.0, ge=0.0, lt=1.0)
     target_modules: tuple[str, ...] | Literal["all-linear"] = "all-linear"
     """Which modules get adapters."""
 
@@ -43,13 +43,13 @@ class LoraConfig(Section):
 class EmbeddedConfig(Section):
     """The small model that is built locally when no model is given."""
 
-    hidden_size: int = Field(64, ge=8)
-    num_layers: int = Field(2, ge=1)
-    num_heads: int = Field(4, ge=1)
-    warmstart_episodes: int = Field(2000, ge=0)
+    hidden_size: int = Field(default=64, ge=8)
+    num_layers: int = Field(default=2, ge=1)
+    num_heads: int = Field(default=4, ge=1)
+    warmstart_episodes: int = Field(default=2000, ge=0)
     """Transcripts of a random legal player to imitate first, so that the model knows the format and nothing else."""
-    warmstart_epochs: int = Field(2, ge=0)
-    warmstart_lr: float = Field(3e-3, gt=0)
+    warmstart_epochs: int = Field(default=2, ge=0)
+    warmstart_lr: float = Field(default=3e-3, gt=0)
 
 
 class ModelConfig(Section):
@@ -80,22 +80,22 @@ class FormatConfig(Section):
     """Ask for, and require, <think>..</think> before the answer."""
     action_sep: str = "||"
     """Separates several actions in one answer."""
-    max_actions_per_turn: int = Field(5, ge=1)
+    max_actions_per_turn: int = Field(default=5, ge=1)
     """Actions beyond this many in one reply are not played."""
-    format_penalty: float = Field(-0.1, le=0.0)
+    format_penalty: float = Field(default=-0.1, le=0.0)
     """Added to the reward of a turn whose reply has no legal action in the asked form."""
 
 
 class ShapingConfig(Section):
-    turn_cost: float = Field(0.0, le=0.0)
+    turn_cost: float = Field(default=0.0, le=0.0)
     """Added to every turn's reward."""
-    potential_coef: float = Field(0.0, ge=0.0)
+    potential_coef: float = Field(default=0.0, ge=0.0)
     """Weight of potential-based shaping, for environments that have a `potential()`."""
     normalize: Literal["none", "state", "batch", "running"] = "none"
     """Normalise rewards by the statistics of a group, of the batch, or of the run so far."""
     normalize_std: bool = True
     """Divide by the standard deviation too, besides subtracting the mean."""
-    clip: float | None = Field(None, gt=0.0)
+    clip: float | None = Field(default=None, gt=0.0)
     """Clip each turn's reward to [-clip, clip]."""
 
 
@@ -108,9 +108,9 @@ class EnvConfig(Section):
     """Keyword arguments of every reset."""
     format: FormatConfig = FormatConfig()
     shaping: ShapingConfig = ShapingConfig()
-    max_turn: int | None = Field(None, ge=1)
+    max_turn: int | None = Field(default=None, ge=1)
     """Turns per episode with this environment. None: train.max_turn."""
-    max_actions_per_episode: int | None = Field(None, ge=1)
+    max_actions_per_episode: int | None = Field(default=None, ge=1)
     """Actions per episode, over all turns. None: no limit."""
     system_prompt: str | None = None
     """Replaces the environment's own instruction."""
@@ -121,9 +121,9 @@ class EnvConfig(Section):
 class GroupsConfig(Section):
     """Which episodes one rollout plays: `env_groups` groups of `group_size` members, divided among tags."""
 
-    env_groups: int = Field(8, ge=1)
+    env_groups: int = Field(default=8, ge=1)
     """Groups per rollout. A group shares its task and initial state."""
-    group_size: int = Field(16, ge=1)
+    group_size: int = Field(default=16, ge=1)
     """Episodes per group."""
     tags: tuple[str, ...] = ()
     """Names of entries of `envs`, or registered environment names. Empty: the environment of `env`."""
@@ -144,52 +144,52 @@ class RolloutConfig(Section):
     val: GroupsConfig = GroupsConfig(env_groups=256, group_size=1)
     window: Literal["full", "last_k", "single_turn"] = "full"
     """What of the conversation the model sees: everything; the last `window_turns` turns; only the current state."""
-    window_turns: int = Field(3, ge=1)
-    max_response_tokens: int = Field(256, ge=1)
+    window_turns: int = Field(default=3, ge=1)
+    max_response_tokens: int = Field(default=256, ge=1)
     """Tokens per reply."""
-    max_context: int | None = Field(None, ge=2)
+    max_context: int | None = Field(default=None, ge=2)
     """Tokens per context, prompt and replies together. None: what the model can hold."""
-    temperature: float = Field(1.0, ge=0.0)
-    top_k: int = Field(0, ge=0)
+    temperature: float = Field(default=1.0, ge=0.0)
+    top_k: int = Field(default=0, ge=0)
     """Refused in training: it changes the sampled distribution but not the scored one."""
-    top_p: float = Field(1.0, gt=0.0, le=1.0)
+    top_p: float = Field(default=1.0, gt=0.0, le=1.0)
     """Refused in training, like top_k."""
-    eval_temperature: float = Field(0.0, ge=0.0)
+    eval_temperature: float = Field(default=0.0, ge=0.0)
     """0.0: greedy evaluation."""
     stop: tuple[str, ...] = ()
     """Strings that end a reply, besides the end-of-turn token."""
-    slots: int = Field(64, ge=1)
+    slots: int = Field(default=64, ge=1)
     """Sequences that the in-process engine decodes at once."""
     isolation: Isolation = "auto"
     """Where environments run. auto: inline where a step is cheap (measured), else in worker processes."""
-    num_workers: int = Field(2, ge=1)
+    num_workers: int = Field(default=2, ge=1)
     """Threads or worker processes for environments."""
-    reset_timeout: float = Field(60.0, gt=0.0)
+    reset_timeout: float = Field(default=60.0, gt=0.0)
     """Seconds for a reset."""
-    step_timeout: float = Field(30.0, gt=0.0)
+    step_timeout: float = Field(default=30.0, gt=0.0)
     """Seconds for a step."""
-    generate_timeout: float = Field(600.0, gt=0.0)
+    generate_timeout: float = Field(default=600.0, gt=0.0)
     """Seconds for one reply of the model."""
-    worker_memory_mb: int | None = Field(None, ge=64)
+    worker_memory_mb: int | None = Field(default=None, ge=64)
     """Memory limit of one worker process."""
-    retries: int = Field(1, ge=0)
+    retries: int = Field(default=1, ge=0)
     """How often a failed episode is started anew with a fresh environment."""
     on_failure: Literal["drop", "mask"] = "drop"
     """drop: a failed episode leaves its group smaller. mask: it is kept, without loss. It never counts as a reward."""
-    min_group_size: int = Field(2, ge=1)
+    min_group_size: int = Field(default=2, ge=1)
     """A group with fewer members left than this is dropped whole."""
 
 
 class AlgoConfig(Section):
     name: AlgorithmName = "bi_level_gae"
     """Preset of advantage, ratio, surrogate and reduction; the fields below refine it."""
-    gamma: float = Field(1.0, gt=0.0, le=1.0)
+    gamma: float = Field(default=1.0, gt=0.0, le=1.0)
     """Token-level discount."""
-    lam: float = Field(1.0, ge=0.0, le=1.0)
+    lam: float = Field(default=1.0, ge=0.0, le=1.0)
     """Token-level GAE lambda."""
-    high_level_gamma: float = Field(0.95, gt=0.0, le=1.0)
+    high_level_gamma: float = Field(default=0.95, gt=0.0, le=1.0)
     """Turn-level discount of bi-level and turn-level GAE."""
-    high_level_lam: float | None = Field(None, ge=0.0, le=1.0)
+    high_level_lam: float | None = Field(default=None, ge=0.0, le=1.0)
     """Turn-level lambda. None: the same as lam."""
     turn_value: Literal["last", "first"] = "last"
     """Bi-level GAE: the token of a turn whose value stands for the turn."""
@@ -197,67 +197,67 @@ class AlgoConfig(Section):
     """Bi-level GAE: the turn's advantage replaces the last token's delta, or is added to it."""
     whiten: bool | None = None
     """Whiten advantages over the batch's action tokens. None: the preset's choice."""
-    clip_low: float | None = Field(None, ge=0.0)
+    clip_low: float | None = Field(default=None, ge=0.0)
     """Lower clip range of the ratio. None: the preset's (0.2)."""
-    clip_high: float | None = Field(None, ge=0.0)
+    clip_high: float | None = Field(default=None, ge=0.0)
     """Upper clip range of the ratio. None: the preset's (0.2; DAPO 0.28)."""
-    dual_clip: float | None = Field(None, gt=1.0)
+    dual_clip: float | None = Field(default=None, gt=1.0)
     """Bound for negative advantages. None: off."""
-    value_clip: float | None = Field(0.2, gt=0.0)
+    value_clip: float | None = Field(default=0.2, gt=0.0)
     """Clip range of the value loss. None: off."""
-    value_coef: float = Field(0.5, ge=0.0)
+    value_coef: float = Field(default=0.5, ge=0.0)
     """Weight of the value loss where the critic shares the policy's trunk."""
     entropy_coef: float = 0.0
-    kl_coef: float = Field(0.0, ge=0.0)
+    kl_coef: float = Field(default=0.0, ge=0.0)
     """Weight of the KL to the reference policy. 0: no reference model is kept."""
     kl_form: Literal["k1", "k2", "k3"] = "k3"
     kl_in: Literal["loss", "reward"] = "loss"
-    kl_target: float | None = Field(None, gt=0.0)
+    kl_target: float | None = Field(default=None, gt=0.0)
     """Adapt kl_coef towards this KL. None: fixed."""
     reduction: Literal["token_mean", "episode_mean", "sequence_mean", "token_sum_norm"] | None = None
     """None: the preset's choice."""
-    tis_cap: float | None = Field(None, gt=0.0)
+    tis_cap: float | None = Field(default=None, gt=0.0)
     """Truncated importance sampling between sampler and trainer. None: off unless the sampler is another engine."""
     singleton: Literal["error", "zero"] = "error"
     """A group of one has no baseline: refuse it, or give it zero advantage and count it."""
     filter: Literal["none", "variance_top_p", "variance_top_k", "dynamic"] = "none"
     """Which groups are trained on, by the variance of their episodes' rewards."""
-    filter_keep: float = Field(1.0, gt=0.0, le=1.0)
+    filter_keep: float = Field(default=1.0, gt=0.0, le=1.0)
     """Share of the variance (top_p) or of the groups (top_k) to keep."""
-    gigpo_weight: float = Field(1.0, ge=0.0)
+    gigpo_weight: float = Field(default=1.0, ge=0.0)
     """Weight of GiGPO's step advantage."""
 
 
 class TrainConfig(Section):
     multi_turn: bool = True
     """False: single-turn, also on plain prompts from a file."""
-    max_turn: int = Field(5, ge=1)
+    max_turn: int = Field(default=5, ge=1)
     """Turns per episode, where the environment has no limit of its own."""
-    steps: int = Field(100, ge=1)
+    steps: int = Field(default=100, ge=1)
     """Rollout-and-update iterations."""
-    epochs: int = Field(1, ge=1)
+    epochs: int = Field(default=1, ge=1)
     """Passes over each rollout."""
-    mini_batches: int = Field(1, ge=1)
+    mini_batches: int = Field(default=1, ge=1)
     """Optimizer steps per pass; a group's episodes may be in different ones."""
-    micro_batch_tokens: int = Field(16384, ge=1)
+    micro_batch_tokens: int = Field(default=16384, ge=1)
     """Padded tokens per forward and backward pass. Changes memory, never the result."""
-    lr: float = Field(1e-6, gt=0.0)
-    critic_lr: float = Field(1e-5, gt=0.0)
-    weight_decay: float = Field(0.0, ge=0.0)
+    lr: float = Field(default=1e-6, gt=0.0)
+    critic_lr: float = Field(default=1e-5, gt=0.0)
+    weight_decay: float = Field(default=0.0, ge=0.0)
     adam_betas: tuple[float, float] = (0.9, 0.999)
     schedule: Literal["constant", "linear", "cosine"] = "constant"
-    warmup_steps: int = Field(0, ge=0)
-    critic_warmup: int = Field(0, ge=0)
+    warmup_steps: int = Field(default=0, ge=0)
+    critic_warmup: int = Field(default=0, ge=0)
     """Steps in which only the critic learns."""
-    max_grad_norm: float = Field(1.0, gt=0.0)
-    target_kl: float | None = Field(None, gt=0.0)
+    max_grad_norm: float = Field(default=1.0, gt=0.0)
+    target_kl: float | None = Field(default=None, gt=0.0)
     """Stop a step's remaining epochs once the policy moved this far."""
     device: str = "auto"
     """auto, cpu, cuda or cuda:N."""
     deterministic: bool | None = None
     """Reproducible to the bit. None: on where it is possible (the CPU)."""
     compile: bool = False
-    max_gap: float = Field(0.1, gt=0.0)
+    max_gap: float = Field(default=0.1, gt=0.0)
     """Largest mean gap between the sampler's and the trainer's log-probs at step 0 of an update; beyond it, stop."""
 
 
@@ -270,13 +270,13 @@ class DataConfig(Section):
     answer_column: str = "answer"
     reward: str | None = None
     """The reward function, as module:function; called with prompt, completion and the line's other columns."""
-    val_fraction: float = Field(0.1, ge=0.0, lt=1.0)
+    val_fraction: float = Field(default=0.1, ge=0.0, lt=1.0)
 
 
 class EvalConfig(Section):
-    every: int = Field(0, ge=0)
+    every: int = Field(default=0, ge=0)
     """Steps between evaluations. 0: only before and after."""
-    episodes: int = Field(256, ge=1)
+    episodes: int = Field(default=256, ge=1)
     """Held-out episodes per evaluation."""
     before: bool = True
     after: bool = True
@@ -288,7 +288,7 @@ class LogConfig(Section):
     name: str | None = None
     """Name of the run directory. None: made from the environment, the algorithm and the seed."""
     trackers: tuple[Literal["tensorboard", "wandb", "mlflow", "trackio"], ...] = ()
-    episodes_every: int = Field(1, ge=0)
+    episodes_every: int = Field(default=1, ge=0)
     """Store the episodes of every n-th step. 0: none."""
     credit: bool = True
     """Store advantages, values and log-prob gaps per token beside the episodes."""
@@ -297,16 +297,16 @@ class LogConfig(Section):
 
 
 class CheckpointConfig(Section):
-    every: int = Field(50, ge=0)
+    every: int = Field(default=50, ge=0)
     """Steps between checkpoints. 0: only the last."""
-    keep: int = Field(2, ge=1)
+    keep: int = Field(default=2, ge=1)
     """How many are kept."""
 
 
 class Config(Section):
     """A whole run."""
 
-    seed: int = Field(0, ge=0)
+    seed: int = Field(default=0, ge=0)
     """Every stream of randomness is derived from it."""
     backend: Backend = "native"
     model: ModelConfig = ModelConfig()
