@@ -1,0 +1,125 @@
+"""What the files of a run directory hold beside metrics and episodes, and how a line of them is read."""
+
+import hashlib
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from turnwise.types import Json
+
+
+class RunDirectoryError(RuntimeError):
+    """A run directory that cannot be used as asked; the message says why and what to do."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CreditRow:
+    """What every token of one sample got, in the order in which the model said them.
+
+    Only tokens that the model produced are listed: those of all turns of the sample's context, concatenated.
+
+    Example:
+        >>> CreditRow(episode_id="step0/g0/m0", sample=0, turn_ids=(0, 0), advantages=(0.5, 1.0)).to_json()["sample"]
+        0
+    """
+
+    episode_id: str
+    sample: int
+    """Which of the episode's unbroken contexts, counted from 0."""
+    turn_ids: tuple[int, ...]
+    advantages: tuple[float, ...]
+    values: tuple[float, ...] = ()
+    """The critic's, empty where there is none."""
+    returns: tuple[float, ...] = ()
+    gaps: tuple[float, ...] = ()
+    """The trainer's log-prob minus the sampler's."""
+
+    def __post_init__(self) -> None:
+        for name in ("advantages", "values", "returns", "gaps"):
+            length = len(getattr(self, name))
+            if length not in (0, len(self.turn_ids)):
+                raise ValueError(f"credit has one entry per token: {len(self.turn_ids)} turn_ids, {length} {name}")
+
+    def to_json(self) -> dict[str, Json]:
+        data = asdict(self)
+        for name in ("advantages", "values", "returns", "gaps"):
+            data[name] = [_short(value) for value in data[name]]
+        return data
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Json]) -> "CreditRow":
+        def floats(name: str) -> tuple[float, ...]:
+            return tuple(math.nan if value is None else value for value in data[name])
+
+        return cls(
+            episode_id=data["episode_id"],
+            sample=data["sample"],
+            turn_ids=tuple(data["turn_ids"]),
+            advantages=floats("advantages"),
+            values=floats("values"),
+            returns=floats("returns"),
+            gaps=floats("gaps"),
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LedgerEntry:
+    """Whether the tokens trained on in a step are the tokens that were sampled.
+
+    Example:
+        >>> entry = ledger_entry(3, [((5, 2), (5, 2)), ((7,), (8,))])
+        >>> entry.sampled, entry.trained, entry.broken, entry.sampled_sha256 == entry.trained_sha256
+        (3, 3, 1, False)
+    """
+
+    step: int
+    sampled: int
+    """Tokens that the generator returned, of the episodes that were trained on."""
+    trained: int
+    """Tokens under the response mask."""
+    sampled_sha256: str
+    trained_sha256: str
+    broken: int
+    """Samples in which the two differ. Anything but 0 must stop the run."""
+
+
+def ledger_entry(step: int, pairs: Iterable[tuple[Sequence[int], Sequence[int]]]) -> LedgerEntry:
+    """The step's entry, from (sampled ids, trained ids) of every sample."""
+    sums = hashlib.sha256(), hashlib.sha256()
+    counts = [0, 0]
+    broken = 0
+    for pair in pairs:
+        ids = [list(map(int, side)) for side in pair]
+        broken += ids[0] != ids[1]
+        for index, side in enumerate(ids):
+            counts[index] += len(side)
+            sums[index].update((",".join(map(str, side)) + ";").encode())
+    return LedgerEntry(
+        step=step,
+        sampled=counts[0],
+        trained=counts[1],
+        sampled_sha256=sums[0].hexdigest(),
+        trained_sha256=sums[1].hexdigest(),
+        broken=broken,
+    )
+
+
+def read_lines(path: Path) -> list[dict[str, Json]]:
+    """The objects of a JSONL file; none where there is no file. A torn last line is left out, any other is refused."""
+    if not path.is_file():
+        return []
+    lines = path.read_bytes().split(b"\n")
+    rows: list[dict[str, Json]] = []
+    for number, line in enumerate(lines[:-1], start=1):  # what follows the last newline is empty or torn
+        try:
+            rows.append(json.loads(line))
+        except ValueError as error:
+            raise RunDirectoryError(f"{path}, line {number} is not JSON ({error}); the file was edited") from None
+    return rows
+
+
+def _short(value: float) -> float | None:
+    """Six digits, which is what a float32 holds and a third of what JSON would spend on it."""
+    return float(f"{value:.6g}") if math.isfinite(value) else None

@@ -1,0 +1,376 @@
+"""The run directory: everything that a run leaves behind, written by one process and read by anybody.
+
+    config.yaml            the resolved config
+    metrics.jsonl          one object per step
+    ledger.jsonl           token fidelity: what was sampled and what was trained on, per step
+    events.jsonl           what somebody should know: a fallback, a resume, a refused checkpoint
+    timings.jsonl          everything measured with a clock
+    episodes/step_000012.jsonl, episodes/eval_000012.jsonl
+    credit/step_000012.jsonl     advantages, values, returns and log-prob gaps per token
+    timings/step_000012.jsonl    seconds per turn
+    checkpoints/, pieces.json, summary.json, report.html
+
+Two equal runs leave equal metrics, ledgers, episodes and credit, to the byte: nothing measured with a clock is in them.
+"""
+
+import contextlib
+import errno
+import fcntl
+import json
+import math
+import os
+import weakref
+from collections.abc import Callable, Generator, Iterable, Mapping
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any, TextIO
+
+import yaml
+
+from turnwise.config.schema import Config, LogConfig
+from turnwise.log.records import CreditRow, LedgerEntry, RunDirectoryError, ledger_entry, read_lines
+from turnwise.types import Episode, Json
+
+__all__ = ["CreditRow", "LedgerEntry", "RunDirectory", "RunDirectoryError", "RunReader", "ledger_entry", "read_lines"]
+
+APPENDED = ("metrics.jsonl", "ledger.jsonl", "timings.jsonl")
+"""Cut back on resume. events.jsonl is not: it tells what happened, and a resume is something that happened."""
+PER_STEP = ("episodes", "credit", "timings")
+
+
+class RunReader:
+    """Reads a run directory, also while another process writes it. A torn last line is left out.
+
+    Example:
+        >>> import tempfile
+        >>> folder = tempfile.TemporaryDirectory()
+        >>> with RunDirectory.create(LogConfig(dir=folder.name, name="a"), Config()) as run:
+        ...     run.write_metrics(0, {"rollout/reward": 1.5})
+        >>> RunReader(run.path).metrics()
+        [{'step': 0, 'rollout/reward': 1.5}]
+        >>> folder.cleanup()
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path)
+        if not (self.path / "config.yaml").is_file():
+            raise RunDirectoryError(
+                f"{self.path} is not a run directory: it has no config.yaml; give a folder of runs/"
+            )
+
+    @property
+    def config(self) -> Config:
+        """The resolved config that the run was started with."""
+        return Config.model_validate(yaml.safe_load((self.path / "config.yaml").read_text()))
+
+    def metrics(self) -> list[dict[str, float | None]]:
+        """One dict per step in order of steps; rows of a step are merged. What was not finite is None."""
+        return _merged(read_lines(self.path / "metrics.jsonl"))
+
+    def timings(self) -> list[dict[str, float | None]]:
+        return _merged(read_lines(self.path / "timings.jsonl"))
+
+    def curve(self, name: str) -> tuple[list[int], list[float]]:
+        """Steps and finite values of one metric."""
+        rows = [(int(row["step"] or 0), row.get(name)) for row in (*self.metrics(), *self.timings())]
+        found = [(step, value) for step, value in rows if value is not None]
+        return [step for step, _ in found], [value for _, value in found]
+
+    def ledger(self) -> list[LedgerEntry]:
+        return [LedgerEntry(**row) for row in read_lines(self.path / "ledger.jsonl")]
+
+    def events(self) -> list[dict[str, Json]]:
+        return read_lines(self.path / "events.jsonl")
+
+    def summary(self) -> dict[str, Json]:
+        path = self.path / "summary.json"
+        return json.loads(path.read_text()) if path.is_file() else {}
+
+    def pieces(self) -> dict[int, str]:
+        """Token id -> its text, for the ids that occur in the stored credit."""
+        path = self.path / "pieces.json"
+        return {int(key): text for key, text in json.loads(path.read_text()).items()} if path.is_file() else {}
+
+    def steps(self, kind: str = "episodes", split: str = "step") -> list[int]:
+        """Steps of which a file of this kind (episodes, credit, timings) is stored."""
+        return sorted(int(path.stem.split("_")[1]) for path in (self.path / kind).glob(f"{split}_*.jsonl"))
+
+    def episodes(self, step: int, split: str = "step") -> list[Episode]:
+        """The step's episodes, their seconds put back."""
+        episodes = [Episode.from_json(row) for row in read_lines(self._file("episodes", split, step))]
+        seconds = {row["id"]: row for row in read_lines(self._file("timings", split, step))}
+        return [_with_seconds(episode, seconds.get(episode.id)) for episode in episodes]
+
+    def credit(self, step: int) -> list[CreditRow]:
+        return [CreditRow.from_json(row) for row in read_lines(self._file("credit", "step", step))]
+
+    def _file(self, kind: str, split: str, step: int) -> Path:
+        return self.path / kind / f"{split}_{step:06d}.jsonl"
+
+
+class RunDirectory(RunReader):
+    """A run directory held for writing: one process at a time, named in the lock.
+
+    Every file that grows is written a line at a time; every file of one step is written beside and renamed. So a run
+    that is killed at any moment leaves at most one torn last line, which the next `open` cuts off.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._lock = _lock(path)
+        try:
+            super().__init__(path)
+            for kind in (*PER_STEP, "checkpoints"):
+                (path / kind).mkdir(exist_ok=True)
+            self._files = {name: _open_lines(path / name) for name in (*APPENDED, "events.jsonl")}
+        except BaseException:
+            self._lock.close()
+            raise
+        self._step = -1
+
+    @classmethod
+    def create(cls, log: LogConfig, config: Config, *, default_name: str = "run") -> "RunDirectory":
+        """A new run directory with the config in it.
+
+        Without a name in the config, a free one is made from `default_name`; a name that is taken is refused.
+        """
+        root = Path(log.dir)
+        root.mkdir(parents=True, exist_ok=True)
+        path = _new_folder(root, log.name, default_name)
+        text = yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+        _write_whole(path / "config.yaml", text)
+        return cls(path)
+
+    @classmethod
+    def open(cls, path: str | os.PathLike[str]) -> "RunDirectory":
+        """An existing run directory, to go on writing. Follow with `truncate_to` what the checkpoint knows."""
+        path = Path(path)
+        if not path.is_dir():
+            raise RunDirectoryError(f"there is no run directory {path}; `ls {path.parent}` shows what there is")
+        return cls(path)
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    def write_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Appends the step's row. `time/...` goes to timings.jsonl; what is not finite becomes null and a note."""
+        for name, wanted in (("metrics.jsonl", False), ("timings.jsonl", True)):
+            chosen = {key: float(value) for key, value in metrics.items() if key.startswith("time/") == wanted}
+            if chosen or not wanted:
+                self._append(name, step, {"step": step, **_finite(chosen)})
+
+    def write_episodes(self, step: int, episodes: Iterable[Episode], *, split: str = "step") -> None:
+        """Stores the episodes of a step ("step") or of an evaluation ("eval"), seconds apart from the rest."""
+        episodes = list(episodes)
+        timeless = (_with_seconds(episode, None) for episode in episodes)
+        self._write_step("episodes", split, step, (episode.to_line() for episode in timeless))
+        self._write_step("timings", split, step, (json.dumps(_seconds(episode)) for episode in episodes))
+
+    def write_credit(self, step: int, rows: Iterable[CreditRow]) -> None:
+        self._write_step("credit", "step", step, (json.dumps(row.to_json()) for row in rows))
+
+    def write_ledger(self, entry: LedgerEntry) -> None:
+        self._append("ledger.jsonl", entry.step, asdict(entry))
+
+    def write_event(self, kind: str, message: str, *, step: int | None = None, **facts: Json) -> None:
+        """Records what somebody should know. `turnwise doctor` reads these."""
+        self._append("events.jsonl", step, {"kind": kind, "message": message, "step": step, **facts})
+
+    def write_summary(self, summary: Mapping[str, Json]) -> None:
+        """Stores what the run came to, such as success before and after."""
+        self._write_whole("summary.json", json.dumps(_finite_json(summary), indent=2) + "\n")
+
+    def write_pieces(self, piece: Callable[[int], str]) -> None:
+        """Stores the text of every token that the stored credit speaks of, so that reports need no tokenizer."""
+        ids: set[int] = set()
+        for step in self.steps("credit"):
+            for episode in self.episodes(step) if step in self.steps() else ():
+                ids.update(token for turn in episode.turns for token in turn.completion.ids)
+        pieces = {str(token): piece(token) for token in sorted(ids)}
+        self._write_whole("pieces.json", json.dumps(pieces, ensure_ascii=False) + "\n")
+
+    def positions(self) -> dict[str, int]:
+        """How much is written by now, on disk for certain. A checkpoint keeps it; `truncate_to` takes it."""
+        sizes: dict[str, int] = {"step": self._step}
+        for name in APPENDED:
+            file = self._files[name]
+            file.flush()
+            os.fsync(file.fileno())
+            sizes[name] = os.fstat(file.fileno()).st_size
+        return sizes
+
+    def truncate_to(self, positions: Mapping[str, int] | int) -> None:
+        """Cuts off what was written after these positions, or after this step, so that a resumed run writes it anew."""
+        if isinstance(positions, int):
+            step = positions
+            sizes = {name: _size_up_to(self.path / name, step) for name in APPENDED}
+        else:
+            step = positions["step"]
+            sizes = {name: positions[name] for name in APPENDED}
+        for name, size in sizes.items():
+            there = os.fstat(self._files[name].fileno()).st_size
+            if there < size:
+                raise RunDirectoryError(
+                    f"{self.path / name} has {there} bytes, but had {size} when the checkpoint was written: the file "
+                    "was edited or lost; resume from an earlier checkpoint, or start a new run"
+                )
+            os.ftruncate(self._files[name].fileno(), size)
+        for kind in PER_STEP:
+            for path in (self.path / kind).glob("*_*.jsonl"):
+                if int(path.stem.split("_")[1]) > step:
+                    path.unlink()
+        self._step = step
+
+    def close(self) -> None:
+        """Closes the files and lets others have the directory. May be called twice."""
+        for file in self._files.values():
+            with contextlib.suppress(OSError):  # a full disk was reported when the line was written
+                file.close()
+        self._lock.close()
+
+    def __enter__(self) -> "RunDirectory":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _append(self, name: str, step: int | None, row: Mapping[str, Json]) -> None:
+        line = json.dumps(row, ensure_ascii=False, allow_nan=False)
+        with _disk_errors(self.path, self._step):
+            self._files[name].write(line + "\n")
+        self._step = max(self._step, -1 if step is None else step)
+
+    def _write_step(self, kind: str, split: str, step: int, lines: Iterable[str]) -> None:
+        if split not in ("step", "eval"):
+            raise ValueError(f"split must be 'step' (training) or 'eval', got {split!r}")
+        self._write_whole(f"{kind}/{split}_{step:06d}.jsonl", "".join(line + "\n" for line in lines))
+        self._step = max(self._step, step)
+
+    def _write_whole(self, name: str, text: str) -> None:
+        with _disk_errors(self.path, self._step):
+            _write_whole(self.path / name, text)
+
+
+def _merged(rows: Iterable[Mapping[str, Json]]) -> list[dict[str, float | None]]:
+    steps: dict[int, dict[str, float | None]] = {}
+    for row in rows:
+        found = steps.setdefault(row["step"], {"step": row["step"]})
+        found.update({key: value for key, value in row.items() if key not in ("step", "not_finite")})
+    return [steps[step] for step in sorted(steps)]
+
+
+def _finite(values: Mapping[str, float]) -> dict[str, Json]:
+    wrong = {key: str(value) for key, value in values.items() if not math.isfinite(value)}
+    clean: dict[str, Json] = {key: None if key in wrong else value for key, value in values.items()}
+    return {**clean, "not_finite": wrong} if wrong else clean
+
+
+def _finite_json(data: Any) -> Json:
+    if isinstance(data, Mapping):
+        return {str(key): _finite_json(value) for key, value in data.items()}
+    if isinstance(data, list | tuple):
+        return [_finite_json(value) for value in data]
+    return None if isinstance(data, float) and not math.isfinite(data) else data
+
+
+def _seconds(episode: Episode) -> dict[str, Json]:
+    return {
+        "id": episode.id,
+        "generate": [round(turn.generate_seconds, 6) for turn in episode.turns],
+        "env": [round(turn.env_seconds, 6) for turn in episode.turns],
+    }
+
+
+def _with_seconds(episode: Episode, seconds: Mapping[str, Json] | None) -> Episode:
+    zeros = [0.0] * len(episode.turns)
+    generate, env = (seconds["generate"], seconds["env"]) if seconds else (zeros, zeros)
+    turns = zip(episode.turns, generate, env, strict=True)
+    return replace(
+        episode, turns=tuple(replace(turn, generate_seconds=ours, env_seconds=theirs) for turn, ours, theirs in turns)
+    )
+
+
+def _size_up_to(path: Path, step: int) -> int:
+    size = 0
+    for line in path.read_bytes().splitlines(keepends=True):
+        if json.loads(line)["step"] > step:
+            break
+        size += len(line)
+    return size
+
+
+def _new_folder(root: Path, name: str | None, default: str) -> Path:
+    for number in range(1, 100_000):
+        path = root / (name or (default if number == 1 else f"{default}-{number}"))
+        try:
+            path.mkdir()
+        except FileExistsError:
+            if name is not None:
+                raise RunDirectoryError(
+                    f"{path} exists: a run never writes over another; choose another log.name, remove it, or go on "
+                    f"with `turnwise train --resume {path}`"
+                ) from None
+        else:
+            return path
+    raise RunDirectoryError(f"{root} is full of runs named {default}; set log.name")
+
+
+def _open_lines(path: Path) -> TextIO:
+    if path.is_file():
+        content = path.read_bytes()
+        if content and not content.endswith(b"\n"):
+            os.truncate(path, content.rfind(b"\n") + 1)
+    return path.open("a", buffering=1, encoding="utf-8")
+
+
+def _write_whole(path: Path, text: str) -> None:
+    beside = path.with_name(path.name + ".tmp")
+    with beside.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    beside.replace(path)
+
+
+@contextlib.contextmanager
+def _disk_errors(path: Path, step: int) -> Generator[None]:
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            raise
+        raise RunDirectoryError(
+            f"no room left on the disk of {path} ({error.strerror}) after step {step}: free some space, then go on "
+            f"from the last checkpoint with `turnwise train --resume {path}`"
+        ) from error
+
+
+_held: weakref.WeakSet[TextIO] = weakref.WeakSet()
+"""Locks of this process. A forked worker must not keep one alive when its parent is gone."""
+
+
+def _drop_locks() -> None:
+    for file in list(_held):
+        file.close()
+
+
+os.register_at_fork(after_in_child=_drop_locks)
+
+
+def _lock(path: Path) -> TextIO:
+    file = (path / "lock").open("a+", encoding="utf-8")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        file.seek(0)
+        owner = file.read().strip() or "unknown"
+        file.close()
+        raise RunDirectoryError(
+            f"{path} is in use by process {owner}: a run directory has one writer; wait for it, or stop it"
+        ) from None
+    file.seek(0)
+    file.truncate()
+    file.write(f"{os.getpid()}\n")
+    file.flush()
+    _held.add(file)
+    return file
