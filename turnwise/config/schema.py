@@ -84,6 +84,8 @@ class FormatConfig(Section):
     """Actions beyond this many in one reply are not played."""
     format_penalty: float = Field(default=-0.1, le=0.0)
     """Added to the reward of a turn whose reply has no legal action in the asked form."""
+    reminder: Literal["invalid", "always", "never"] = "invalid"
+    """When a user message repeats the asked form: after a badly formed reply, in every turn, or never."""
 
 
 class ShapingConfig(Section):
@@ -287,6 +289,8 @@ class LogConfig(Section):
     """Run directories are made in here."""
     name: str | None = None
     """Name of the run directory. None: made from the environment, the algorithm and the seed."""
+    project: str = "turnwise"
+    """The project under which trackers list the run."""
     trackers: tuple[Literal["tensorboard", "wandb", "mlflow", "trackio"], ...] = ()
     episodes_every: int = Field(default=1, ge=0)
     """Store the episodes of every n-th step. 0: none."""

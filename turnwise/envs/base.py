@@ -1,7 +1,8 @@
 """What an environment is: the internal protocol, and the base class that users write against."""
 
 from abc import ABC, abstractmethod
-from typing import Any, ClassVar, Protocol, runtime_checkable
+from random import Random
+from typing import Any, Protocol, runtime_checkable
 
 from turnwise.types import Message, Observation, StepResult, Task
 
@@ -45,7 +46,7 @@ class BaseEnv(ABC):
     """Base class for environments in the style of `reset` and `step`.
 
     A subclass returns text. How the model must phrase its actions, what a badly formed reply costs and how many
-    actions fit into a turn is not its business: `ActionFormat` (envs/actions.py) says so, by config.
+    actions fit into a turn is not its business: `FormatConfig` and envs/adapt.py see to that.
 
     Example:
         >>> class Coin(BaseEnv):
@@ -61,11 +62,12 @@ class BaseEnv(ABC):
         ('The coin is covered.', 1.0)
     """
 
-    instruction: ClassVar[str] = ""
-    """What the model is told once, in the system message."""
-    actions: ClassVar[tuple[str, ...]] = ()
-    """The legal actions where they are few and fixed; empty where any text is an action."""
-    max_turns: ClassVar[int | None] = None
+    instruction: str = ""
+    """What the model is told once, in the system message. An instance may set its own."""
+    actions: tuple[str, ...] = ()
+    """The actions that are legal now, where they are few; empty where any text is an action. An instance whose legal
+    actions depend on the state sets them in `reset` and `step`."""
+    max_turns: int | None = None
     """1 marks a single-turn environment."""
 
     @abstractmethod
@@ -91,6 +93,10 @@ class BaseEnv(ABC):
     def potential(self) -> float | None:
         """A potential for reward shaping, or None where the environment has none."""
         return None
+
+    def random_action(self, rng: Random) -> str | None:
+        """A random legal action in the current state, for warm starts and `check_env`; None where it knows none."""
+        return rng.choice(self.actions) if self.actions else None
 
     def close(self) -> None:  # noqa: B027 - optional to override
         """Releases everything. May be called twice."""

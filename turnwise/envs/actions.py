@@ -1,0 +1,155 @@
+"""From a reply of the model to the actions in it, and back. Plain string searches: linear time on any input."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from random import Random
+
+from turnwise.config.schema import FormatConfig
+
+MAX_ACTION_CHARS = 20_000
+"""A longer piece is no action: nothing that an environment understands is that long."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ParsedReply:
+    """What a reply asks for.
+
+    Example:
+        >>> ParsedReply(actions=("up",), valid=True, think=None).actions
+        ('up',)
+    """
+
+    actions: tuple[str, ...]
+    """Actions to play, in order, in their legal spelling; at most `max_actions_per_turn`."""
+    valid: bool
+    """The reply has the asked form and begins with a legal action."""
+    think: str | None
+    """The text inside <think>..</think>, None where there is none."""
+
+
+def parse_reply(text: str, config: FormatConfig, legal: Sequence[str] = ()) -> ParsedReply:
+    """The actions of a reply: those before the first illegal one, at most `max_actions_per_turn`.
+
+    An illegal action ends the plan, because what was to follow assumed that it was played. With no `legal` actions,
+    any text is one. A missing opening <think> is forgiven, since some chat templates write it into the prompt.
+
+    Example:
+        >>> parse_reply("<think>go</think><answer>UP || left || fly || up</answer>", FormatConfig(), ("up", "left"))
+        ParsedReply(actions=('up', 'left'), valid=True, think='go')
+        >>> parse_reply("up", FormatConfig(), ("up", "left")).valid
+        False
+    """
+    pieces, think = split_reply(text, config, legal)
+    actions: list[str] = []
+    for piece in pieces:
+        action = match_action(piece, legal)
+        if action is None:
+            break
+        actions.append(action)
+    return ParsedReply(actions=tuple(actions), valid=bool(actions), think=think)
+
+
+def split_reply(text: str, config: FormatConfig, legal: Sequence[str] = ()) -> tuple[tuple[str, ...], str | None]:
+    """(pieces, think): what stands between separators in the asked form, legal or not; no pieces without the form.
+
+    Where any text is an action and a reply has only one, nothing is split: the separator may be part of it.
+
+    Example:
+        >>> split_reply("<think>hm</think> <answer>left || jump</answer>", FormatConfig())
+        (('left', 'jump'), 'hm')
+    """
+    if config.style == "raw":
+        return _split_body(text, config, legal), None
+    start, think = 0, None
+    end = text.find("</think>")
+    if end >= 0:
+        opening = text.find("<think>", 0, end)
+        think = text[opening + len("<think>") if opening >= 0 else 0 : end]
+        start = end + len("</think>")
+    elif config.think:
+        return (), None
+    opening = text.find("<answer>", start)
+    closing = text.find("</answer>", opening) if opening >= 0 else -1
+    if closing < 0:
+        return (), think
+    return _split_body(text[opening + len("<answer>") : closing], config, legal), think
+
+
+def _split_body(body: str, config: FormatConfig, legal: Sequence[str]) -> tuple[str, ...]:
+    limit = config.max_actions_per_turn
+    pieces = body.split(config.action_sep, limit)[:limit] if legal or limit > 1 else [body]
+    return tuple(piece.strip() for piece in pieces)
+
+
+def match_action(piece: str, legal: Sequence[str]) -> str | None:
+    """The legal action that a piece of text means, None where it means none. Case and spacing do not matter.
+
+    Example:
+        >>> match_action(" Turn  LEFT", ("turn left", "turn right")), match_action("fly", ("up",)), match_action("fly", ())
+        ('turn left', None, 'fly')
+    """
+    if not piece or len(piece) > MAX_ACTION_CHARS:
+        return None
+    if not legal:
+        return piece
+    key = _key(piece)
+    return next((action for action in legal if _key(action) == key), None)
+
+
+def _key(text: str) -> str:
+    return " ".join(text.split()).casefold()
+
+
+def write_reply(actions: Sequence[str], config: FormatConfig, *, think: str = "") -> str:
+    """A reply in the asked form.
+
+    Example:
+        >>> write_reply(["up", "left"], FormatConfig())
+        '<think></think><answer>up || left</answer>'
+    """
+    body = f" {config.action_sep} ".join(actions)
+    if config.style == "raw":
+        return body
+    return (f"<think>{think}</think>" if config.think else "") + f"<answer>{body}</answer>"
+
+
+def random_reply(legal: Sequence[str], config: FormatConfig, rng: Random) -> str:
+    """A well-formed reply with one to `max_actions_per_turn` random legal actions, for warm starts and checks.
+
+    Example:
+        >>> reply = random_reply(("up", "left"), FormatConfig(), Random(0))
+        >>> parse_reply(reply, FormatConfig(), ("up", "left")).valid
+        True
+    """
+    if not legal:
+        raise ValueError("random_reply draws from legal actions, got none; use env.random_action and write_reply")
+    count = rng.randint(1, config.max_actions_per_turn)
+    return write_reply([rng.choice(legal) for _ in range(count)], config)
+
+
+def describe_format(config: FormatConfig, legal: Sequence[str] = ()) -> str:
+    """How to answer, in a line or two for the system message.
+
+    Example:
+        >>> print(describe_format(FormatConfig(max_actions_per_turn=2), ("up", "left")))
+        Actions: up, left.
+        Reply with <think>your thoughts</think><answer>action</answer>; up to 2 actions, separated by ||.
+    """
+    lines = [f"Actions: {', '.join(legal)}."] if legal else []
+    several = config.max_actions_per_turn > 1 and bool(legal)
+    count = f"; up to {config.max_actions_per_turn} actions, separated by {config.action_sep}" if several else ""
+    lines.append(f"Reply with {answer_form(config, legal)}{count}.")
+    return "\n".join(lines)
+
+
+def answer_form(config: FormatConfig, legal: Sequence[str] = ()) -> str:
+    """The asked form in a few words, for reminders.
+
+    Example:
+        >>> answer_form(FormatConfig(think=False), ("up", "left")), answer_form(FormatConfig(style="raw"))
+        ('<answer>action</answer>', 'your answer alone')
+    """
+    word = "action" if legal else "your answer"
+    if config.style == "raw":
+        return f"the {word} alone" if legal else f"{word} alone"
+    return ("<think>your thoughts</think>" if config.think else "") + f"<answer>{word}</answer>"

@@ -1,0 +1,238 @@
+"""Environments by name. Nothing is imported before it is made: neither torch, nor gymnasium, nor an environment."""
+
+import importlib
+import importlib.util
+import inspect
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from functools import cache
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any
+
+from turnwise.config.schema import EnvConfig
+from turnwise.envs.base import Env
+from turnwise.seeding import derive_seed
+
+ENTRY_POINT_GROUP = "turnwise.envs"
+Target = str | Callable[..., Any]
+
+
+class UnknownEnvError(ValueError):
+    """No environment has that name."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EnvSpec:
+    """One row of the table: how an environment is called and made.
+
+    Example:
+        >>> find_env("FrozenLake").name, find_env("frozen_lake").available
+        ('frozen_lake', True)
+    """
+
+    name: str
+    target: Target
+    """module:Class, or what makes the environment when called with its options."""
+    aliases: tuple[str, ...] = ()
+    summary: str = ""
+    """One line for `turnwise envs`."""
+    extra: str | None = None
+    """The extra of turnwise that installs what it needs."""
+    needs: tuple[str, ...] = ()
+    """Modules that must be importable."""
+
+    @property
+    def missing(self) -> tuple[str, ...]:
+        """The needed modules that are not installed."""
+        return tuple(module for module in self.needs if importlib.util.find_spec(module) is None)
+
+    @property
+    def available(self) -> bool:
+        return not self.missing
+
+
+_BUILT_IN: tuple[EnvSpec, ...] = (
+    EnvSpec(
+        name="bandit",
+        target="turnwise.envs.bandit:Bandit",
+        summary="Two arms, one turn: a sure small pay or a rare large one. The optimum is known.",
+    ),
+    EnvSpec(
+        name="frozen_lake",
+        target="turnwise.envs.frozen_lake:FrozenLake",
+        summary="Cross a frozen grid to the goal without falling into a hole; the ice may be slippery.",
+        needs=("gymnasium",),
+    ),
+    EnvSpec(
+        name="countdown",
+        target="turnwise.envs.countdown:Countdown",
+        summary="Reach a target number with arithmetic that uses every given number once.",
+    ),
+    EnvSpec(
+        name="simple_game",
+        target="turnwise.envs.simple_game:SimpleGameEnvironment",
+        aliases=("SimpleGameEnvironment",),
+        summary="Walk along a line to a target. The smallest game with several turns.",
+    ),
+)
+
+_registered: dict[str, EnvSpec] = {}  # by normalised name: what `register` added in this process
+
+
+def register(
+    name: str,
+    target: Target,
+    *,
+    aliases: tuple[str, ...] = (),
+    summary: str = "",
+    extra: str | None = None,
+    needs: tuple[str, ...] = (),
+) -> EnvSpec:
+    """The new row. Later registrations replace earlier ones of the same name, built-in ones included.
+
+    Packages register without being imported, by an entry point in the group `turnwise.envs`.
+
+    Example:
+        >>> register("my_lake", "turnwise.envs.frozen_lake:FrozenLake", summary="as an example").name
+        'my_lake'
+        >>> unregister("my_lake")
+    """
+    spec = EnvSpec(name=name, target=target, aliases=aliases, summary=summary, extra=extra, needs=needs)
+    _registered[_normal(name)] = spec
+    return spec
+
+
+def unregister(name: str) -> None:
+    """Forgets what `register` added under this name. Forgetting an unknown name is no error."""
+    _registered.pop(_normal(name), None)
+
+
+def list_envs() -> tuple[EnvSpec, ...]:
+    """All environments that a config can name, sorted."""
+    rows = {_normal(spec.name): spec for spec in (*_BUILT_IN, *_from_entry_points(), *_registered.values())}
+    return tuple(sorted(rows.values(), key=lambda spec: spec.name))
+
+
+def find_env(name: str) -> EnvSpec:
+    """The row for a name or alias (case, "_" and "-" do not matter), or one made up for module:Class.
+
+    Example:
+        >>> find_env("frozen-lakes")
+        Traceback (most recent call last):
+        turnwise.envs.registry.UnknownEnvError: no environment is called 'frozen-lakes'; did you mean frozen_lake?
+    """
+    if ":" in name:
+        return EnvSpec(name=name, target=name)
+    table: dict[str, EnvSpec] = {}
+    for spec in list_envs():
+        for alias in spec.aliases:
+            table.setdefault(_normal(alias), spec)
+    table |= {_normal(spec.name): spec for spec in list_envs()}
+    if _normal(name) in table:
+        return table[_normal(name)]
+    near = get_close_matches(_normal(name), table, n=3, cutoff=0.5)
+    if near:
+        hint = f"did you mean {' or '.join(dict.fromkeys(table[key].name for key in near))}?"
+    else:
+        hint = f"there are {', '.join(spec.name for spec in list_envs())}, or write module:Class"
+    raise UnknownEnvError(f"no environment is called {name!r}; {hint}")
+
+
+def make(name: str, options: Mapping[str, Any] | None = None) -> object:
+    """The environment object as its author wrote it, built with `options` as keyword arguments.
+
+    Example:
+        >>> type(make("Bandit", {"low": 0.1})).__name__
+        'Bandit'
+    """
+    spec = find_env(name)
+    if spec.missing:
+        extra = f"turnwise[{spec.extra}]" if spec.extra else " ".join(spec.missing)
+        raise ImportError(
+            f"environment {spec.name!r} needs {', '.join(spec.missing)}, not installed; run: pip install '{extra}'"
+        )
+    factory = _load(spec.target) if isinstance(spec.target, str) else spec.target
+    options = dict(options or {})
+    _check_options(spec.name, factory, options)
+    return factory(**options)
+
+
+def make_env(config: EnvConfig, *, max_turn: int | None = None) -> Env:
+    """The environment that a config names, behind the one protocol that rollouts speak.
+
+    `max_turn` is the run's limit on turns, for environments whose config sets none.
+
+    Example:
+        >>> env = make_env(EnvConfig(name="bandit"))
+        >>> env.make_task(3, "train").id
+        'bandit/train/3'
+    """
+    from turnwise.envs.adapt import as_env
+
+    if config.max_turn is None and max_turn is not None:
+        config = config.model_copy(update={"max_turn": max_turn})
+    name = config.name if ":" in config.name else find_env(config.name).name
+    return as_env(make(config.name, config.options), config=config, name=name)
+
+
+def _normal(name: str) -> str:
+    return name.replace("_", "").replace("-", "").replace(" ", "").casefold()
+
+
+@cache
+def _from_entry_points() -> tuple[EnvSpec, ...]:
+    return tuple(
+        EnvSpec(name=point.name, target=point.value, summary=f"from {point.dist.name}" if point.dist else "")
+        for point in entry_points(group=ENTRY_POINT_GROUP)
+    )
+
+
+def _load(target: str) -> Callable[..., Any]:
+    """What module:Class names; the module may also be the path of a Python file."""
+    where, _, attribute = target.partition(":")
+    module = _load_file(Path(where)) if where.endswith(".py") else importlib.import_module(where)
+    found: Any = module
+    for part in attribute.split("."):
+        if part not in dir(found):
+            near = get_close_matches(part, dir(found), n=1)
+            hint = f"; did you mean {near[0]}?" if near else ""
+            raise UnknownEnvError(f"{target!r} names nothing: {where} has no {part!r}{hint}")
+        found = getattr(found, part)
+    if not callable(found):
+        raise UnknownEnvError(f"{target!r} must name a class or a function, got {type(found).__name__}")
+    return found
+
+
+def _load_file(path: Path) -> Any:
+    resolved = path.resolve()
+    name = f"turnwise_file_{resolved.stem}_{derive_seed(0, resolved.as_posix()):x}"
+    if name in sys.modules:
+        return sys.modules[name]
+    if not resolved.is_file():
+        raise UnknownEnvError(f"no environment file at {path}")
+    spec = importlib.util.spec_from_file_location(name, resolved)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module
+
+
+def _check_options(name: str, factory: Callable[..., Any], options: Mapping[str, Any]) -> None:
+    parameters = inspect.signature(factory).parameters
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
+        return
+    known = [key for key, parameter in parameters.items() if parameter.kind is not parameter.POSITIONAL_ONLY]
+    for key in options:
+        if key not in known:
+            near = get_close_matches(key, known, n=1, cutoff=0.4)
+            hint = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(known) or 'none'}"
+            raise ValueError(f"environment {name!r} has no option {key!r}; {hint}")
