@@ -31,7 +31,7 @@ class Status(StrEnum):
     TRUNCATED_TURNS = "truncated_turns"
     """Cut by a limit on turns or actions: the state after the last turn still has a value."""
     TRUNCATED_LENGTH = "truncated_length"
-    """Cut by a token budget (one reply or the whole context)."""
+    """Cut by the token budget of its context."""
     ENV_ERROR = "env_error"
     """The environment raised, or returned something that is not a step result."""
     ENV_TIMEOUT = "env_timeout"

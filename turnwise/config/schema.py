@@ -176,10 +176,12 @@ class RolloutConfig(Section):
     """Memory limit of one worker process."""
     retries: int = Field(default=1, ge=0)
     """How often a failed episode is started anew with a fresh environment."""
-    on_failure: Literal["drop", "mask"] = "drop"
-    """drop: a failed episode leaves its group smaller. mask: it is kept, without loss. It never counts as a reward."""
+    on_failure: Literal["drop", "drop_group"] = "drop"
+    """drop: a failed episode leaves its group smaller. drop_group: its group goes with it. It is never a reward."""
     min_group_size: int = Field(default=2, ge=1)
-    """A group with fewer members left than this is dropped whole."""
+    """A group with fewer members left than this is dropped whole (one member is enough where group_size is 1)."""
+    agent: str = "default"
+    """A registered agent class (`@register_agent`): what stands between an environment and the model."""
 
 
 class AlgoConfig(Section):
@@ -218,6 +220,10 @@ class AlgoConfig(Section):
     """Adapt kl_coef towards this KL. None: fixed."""
     reduction: Literal["token_mean", "episode_mean", "sequence_mean", "token_sum_norm"] | None = None
     """None: the preset's choice."""
+    surrogate: Literal["clip", "cispo", "policy_gradient"] | None = None
+    """What of the ratio the gradient sees. None: the preset's choice."""
+    ratio_level: Literal["token", "sequence"] | None = None
+    """One importance ratio per token, or one per sequence (GSPO). None: the preset's choice."""
     tis_cap: float | None = Field(default=None, gt=0.0)
     """Truncated importance sampling between sampler and trainer. None: off unless the sampler is another engine."""
     singleton: Literal["error", "zero"] = "error"

@@ -1,0 +1,114 @@
+"""Which episodes a rollout plays: groups, tags, tasks and seeds, all of it fixed before anything runs."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from turnwise.config.schema import Config, EnvConfig, GroupsConfig
+from turnwise.envs.base import Env
+from turnwise.seeding import derive_seed
+from turnwise.types import Task
+
+EnvFactory = Callable[[], Env]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EpisodePlan:
+    """One episode before it is played.
+
+    Example:
+        >>> plan = EpisodePlan(env_id=5, group_id=1, index=1, tag="FrozenLake", task=Task(id="t", seed=3),
+        ...                    seed=11, noise_seed=12, episode_id="train-000000-g1-m1", max_turn=5)
+        >>> plan.task.seed
+        3
+    """
+
+    env_id: int
+    """Position in the rollout, 0 to env_groups * group_size - 1."""
+    group_id: int
+    index: int
+    """Member of the group."""
+    tag: str
+    task: Task
+    """Shared by the members of a group."""
+    seed: int
+    """Keys the episode's tokens; differs between the members of a group."""
+    noise_seed: int
+    """Seeds the environment's own noise; differs between the members of a group."""
+    episode_id: str
+    max_turn: int
+
+
+def divide_groups(groups: GroupsConfig) -> list[str]:
+    """The tag of every group, in order. Without n_groups, the groups are dealt evenly, the first tags getting more.
+
+    Example:
+        >>> divide_groups(GroupsConfig(env_groups=3, group_size=2, tags=("a", "b")))
+        ['a', 'a', 'b']
+    """
+    tags = groups.tags or ("",)
+    share, rest = divmod(groups.env_groups, len(tags))
+    counts = groups.n_groups or tuple(share + (index < rest) for index in range(len(tags)))
+    return [tag for tag, count in zip(tags, counts, strict=True) for _ in range(count)]
+
+
+def env_configs(config: Config, groups: GroupsConfig) -> dict[str, EnvConfig]:
+    """The environment behind each tag of a rollout. A tag that is no key of `envs` is an environment's name, with the
+    settings of `env` where it is the same environment.
+
+    Example:
+        >>> config = Config(envs={"lake": EnvConfig(name="frozen_lake", max_turn=3)})
+        >>> env_configs(config, GroupsConfig(tags=("lake", "bandit"))) == {
+        ...     "lake": config.envs["lake"], "bandit": EnvConfig(name="bandit")}
+        True
+    """
+    found: dict[str, EnvConfig] = {}
+    for tag in groups.tags or ("",):
+        if not tag:
+            found[config.env.name] = config.env
+        elif tag in config.envs:
+            found[tag] = config.envs[tag]
+        else:
+            found[tag] = EnvConfig(name=tag) if tag != config.env.name else config.env
+    return found
+
+
+def turn_limit(config: Config, env_config: EnvConfig, env: Env) -> int:
+    """Turns per episode: the config's limit, and never more than the environment's own."""
+    if not config.train.multi_turn or env_config.single_turn:
+        return 1
+    limit = env_config.max_turn or config.train.max_turn
+    return limit if env.max_turns is None else min(limit, env.max_turns)
+
+
+def plan_rollout(config: Config, *, split: str, step: int, probes: Mapping[str, Env]) -> list[EpisodePlan]:
+    """Every episode of one rollout. The same config, split and step give the same plan.
+
+    Validation plans do not depend on the step: every evaluation of a run, and of other runs with its seed, plays the
+    same tasks, so that results can be compared pairwise.
+
+    Args:
+        probes: one environment per tag, which turns seeds into tasks.
+    """
+    groups = config.rollout.train if split == "train" else config.rollout.val
+    configs = env_configs(config, groups)
+    moment = step if split == "train" else 0
+    plans: list[EpisodePlan] = []
+    for group_id, tag in enumerate(divide_groups(groups)):
+        tag = tag or config.env.name
+        probe = probes[tag]
+        task = probe.make_task(derive_seed(config.seed, f"task/{split}", moment, group_id), split)
+        for index in range(groups.group_size):
+            plans.append(
+                EpisodePlan(
+                    env_id=len(plans),
+                    group_id=group_id,
+                    index=index,
+                    tag=tag,
+                    task=task,
+                    seed=derive_seed(config.seed, f"tokens/{split}", moment, group_id, index),
+                    noise_seed=derive_seed(config.seed, f"noise/{split}", moment, group_id, index),
+                    episode_id=f"{split}-{step:06d}-g{group_id}-m{index}",
+                    max_turn=turn_limit(config, configs[tag], probe),
+                )
+            )
+    return plans

@@ -1,0 +1,224 @@
+"""AgentProxy: plays episodes with a generator, each on its own. A slow environment never holds the others."""
+
+import asyncio
+import logging
+import time
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from turnwise.config.schema import Config, RolloutConfig
+from turnwise.generate.base import ContextOverflowError, Generator, Sampling
+from turnwise.rollout.agents import Agent
+from turnwise.rollout.context import ContextManager
+from turnwise.rollout.env_state import EnvStateManager
+from turnwise.rollout.outputs import LmOutput
+from turnwise.rollout.plan import EnvFactory
+from turnwise.rollout.render import Tokenizer
+from turnwise.rollout.workers import WorkerLostError
+from turnwise.types import Episode, Message, Status
+
+logger = logging.getLogger(__name__)
+MAX_WORKER_LOSSES = 20  # restarts that an episode gets for free, because another one took its worker down
+
+
+class RolloutError(RuntimeError):
+    """Not one episode of a rollout could be used."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RolloutResult:
+    """The episodes of one rollout.
+
+    Example:
+        >>> RolloutResult(episodes=(), dropped=(), seconds=0.5).num_tokens
+        0
+    """
+
+    episodes: tuple[Episode, ...]
+    """Usable episodes, in the order of their plan. Groups are repaired: none is smaller than allowed."""
+    dropped: tuple[Episode, ...]
+    """Failed episodes, and those whose group became too small. They are stored and counted, never trained on."""
+    seconds: float
+
+    @property
+    def num_tokens(self) -> int:
+        """Generated tokens."""
+        return sum(len(turn.completion.ids) for episode in self.episodes for turn in episode.turns)
+
+
+def sampling_for(config: RolloutConfig, split: str) -> Sampling:
+    """How replies are drawn. Training refuses whatever would make the sampled distribution differ from the scored one.
+
+    Example:
+        >>> sampling_for(RolloutConfig(temperature=0.7), "train").temperature
+        0.7
+    """
+    training = split == "train"
+    if training and (config.top_k or config.top_p < 1.0):
+        raise ValueError(
+            f"rollout.top_k = {config.top_k} and rollout.top_p = {config.top_p} change the sampled distribution, not "
+            "the scored one; training needs top_k: 0 and top_p: 1.0"
+        )
+    if training and config.temperature == 0.0:
+        raise ValueError("rollout.temperature = 0 samples no exploration; training needs a temperature above 0")
+    return Sampling(
+        max_tokens=config.max_response_tokens,
+        temperature=config.temperature if training else config.eval_temperature,
+        top_k=0 if training else config.top_k,
+        top_p=1.0 if training else config.top_p,
+        stop=config.stop,
+    )
+
+
+class AgentProxy:
+    """Manages multi-turn rollouts: environments, contexts and the generator.
+
+    Every episode is a task of its own: reset, then reply and step until it is over. There is no barrier between
+    episodes; the generator batches whatever is waiting. A failed episode is started again with a fresh environment and
+    the same seeds, and dropped when that does not help.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        generator: Generator,
+        tokenizer: Tokenizer,
+        *,
+        split: str = "train",
+        factories: Mapping[str, EnvFactory] | None = None,
+        agent_cls: type[Agent] | None = None,
+    ) -> None:
+        self.split = split
+        self.generator = generator
+        self.env_state = EnvStateManager(config, split=split, factories=factories, agent_cls=agent_cls)
+        self.context = ContextManager(tokenizer, config.rollout, max_context=generator.max_context)
+        self._config = config.rollout
+        self._sampling = sampling_for(config.rollout, split)
+        self._group_size = (config.rollout.train if split == "train" else config.rollout.val).group_size
+        self._runner: asyncio.Runner | None = None
+
+    def play(self, step: int) -> RolloutResult:
+        """One rollout, waited for. Inside a running event loop, await `rollout` instead."""
+        if self._runner is None:
+            self._runner = asyncio.Runner()
+        return self._runner.run(self.rollout(step))
+
+    async def rollout(self, step: int) -> RolloutResult:
+        """Plays all episodes of one rollout.
+
+        Raises:
+            RolloutError: no episode could be used; the message has the first error.
+        """
+        started = time.perf_counter()
+        agents = self.env_state.start(step)
+        episodes = await asyncio.gather(*(self._play(agent.plan.env_id) for agent in agents))
+        kept, dropped = repair_groups(episodes, self._config, group_size=self._group_size)
+        if not kept:
+            first = next((episode for episode in dropped if episode.error), None)
+            why = f"first error: {first.status.value}: {first.error}" if first else "no episode has a turn"
+            raise RolloutError(f"none of the {len(dropped)} episodes of step {step} can be used; {why}")
+        if dropped:
+            counts = Counter(episode.status.value for episode in dropped)
+            logger.warning("step %d: %d of %d episodes dropped: %s", step, len(dropped), len(episodes), dict(counts))
+        return RolloutResult(episodes=tuple(kept), dropped=tuple(dropped), seconds=time.perf_counter() - started)
+
+    def close(self) -> None:
+        """Closes the environments and, with them, every worker process."""
+        if self._runner is None:
+            self._runner = asyncio.Runner()
+        self._runner.run(self.env_state.aclose())
+        self._runner.close()
+        self._runner = None
+
+    async def _play(self, env_id: int) -> Episode:
+        losses = 0
+        agent = self.env_state.agents[env_id]
+        while True:
+            lost = await self._attempt(agent)
+            if not agent.failed:
+                break
+            if lost and losses < MAX_WORKER_LOSSES:
+                losses += 1
+                agent = self.env_state.restart(env_id, count=False)
+            elif agent.attempts <= self._config.retries:
+                agent = self.env_state.restart(env_id)
+            else:
+                break
+        return agent.episode()
+
+    async def _attempt(self, agent: Agent) -> bool:
+        """Plays the agent's episode to its end. True where its worker process was lost through no fault of its own."""
+        env_id = agent.plan.env_id
+        try:
+            await agent.reset()
+            if agent.opening is not None:
+                self.context.open(
+                    env_id,
+                    key=agent.plan.episode_id,
+                    seed=agent.plan.seed,
+                    prompt=agent.opening.messages,
+                    tools=agent.opening.tools,
+                )
+            messages: Sequence[Message] = ()
+            while not agent.done:
+                await self._turn(agent, messages)
+                messages = agent.last_messages
+            if agent.status is Status.TRUNCATED_TURNS:
+                agent.final_ids = self.context.final_ids(env_id, agent.last_messages)
+            return isinstance(agent.cause, WorkerLostError)
+        finally:
+            session = self.context.close(env_id)
+            if session is not None:
+                await self.generator.release(session)
+            try:
+                await agent.handle.close()
+            except Exception as error:  # the episode is over and its result stands
+                logger.warning("%s: closing the environment failed: %s", agent.plan.episode_id, error)
+
+    async def _turn(self, agent: Agent, messages: Sequence[Message]) -> None:
+        started = time.perf_counter()
+        try:
+            lm_input = self.context.next_input(agent.plan.env_id, messages)
+            if lm_input.stale is not None:
+                await self.generator.release(lm_input.stale)
+            sampling = self._sampling
+            if lm_input.max_tokens < sampling.max_tokens:
+                sampling = replace(sampling, max_tokens=lm_input.max_tokens)
+            completion = await asyncio.wait_for(
+                self.generator.generate(lm_input.session, lm_input.new_ids, sampling), self._config.generate_timeout
+            )
+        except ContextOverflowError:
+            await agent.cut(Status.TRUNCATED_LENGTH)
+            return
+        except Exception as error:
+            agent.fail(Status.GENERATOR_ERROR, error)
+            return
+        output = LmOutput(env_id=agent.plan.env_id, completion=completion, seconds=time.perf_counter() - started)
+        (env_input,) = self.context.get_env_inputs([output])
+        await agent.step(env_input)
+
+
+def repair_groups(
+    episodes: Sequence[Episode], config: RolloutConfig, *, group_size: int
+) -> tuple[list[Episode], list[Episode]]:
+    """(kept, dropped) episodes. A failed one, or one without a turn, leaves its group; a group that became too small
+    to have a baseline goes whole, and so does any group with a failure under `on_failure: drop_group`.
+    """
+    groups: dict[int, list[Episode]] = defaultdict(list)
+    broken: set[int] = set()
+    for episode in episodes:
+        usable = bool(episode.turns) and not episode.status.failed
+        if usable:
+            groups[episode.group_id].append(episode)
+        elif config.on_failure == "drop_group":
+            broken.add(episode.group_id)
+    smallest = min(config.min_group_size, group_size)
+    kept_ids = {
+        episode.id
+        for group_id, members in groups.items()
+        if group_id not in broken and len(members) >= smallest
+        for episode in members
+    }
+    kept = [episode for episode in episodes if episode.id in kept_ids]
+    return kept, [episode for episode in episodes if episode.id not in kept_ids]

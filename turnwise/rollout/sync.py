@@ -1,0 +1,202 @@
+"""SyncMultiTurnRollout: episodes in lockstep, for engines that generate in batches."""
+
+import asyncio
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+from turnwise.config.load import load_config
+from turnwise.config.schema import Config
+from turnwise.data.batch import Batch
+from turnwise.generate.base import ContextOverflowError, Generator, Sampling, Session
+from turnwise.rollout.agents import Agent
+from turnwise.rollout.context import ContextManager
+from turnwise.rollout.env_state import EnvStateManager
+from turnwise.rollout.outputs import EnvOutput, LmInput, LmOutput
+from turnwise.rollout.plan import EnvFactory
+from turnwise.rollout.proxy import repair_groups, sampling_for
+from turnwise.rollout.render import Tokenizer
+from turnwise.types import Completion, Episode, Status
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Request:
+    """One sequence to continue.
+
+    Example:
+        >>> session = Session(key="a#0", seed=1)
+        >>> Request(session=session, ids=(1, 2, 3), new_ids=(3,), sampling=Sampling(max_tokens=8)).new_ids
+        (3,)
+    """
+
+    session: Session
+    ids: tuple[int, ...]
+    """The whole context, for engines that keep nothing between calls."""
+    new_ids: tuple[int, ...]
+    """What is new in it, for engines that keep sessions."""
+    sampling: Sampling
+
+
+class BatchEngine(Protocol):
+    """An engine that answers a whole batch at once."""
+
+    @property
+    def max_context(self) -> int: ...
+
+    def generate_sequences(self, requests: Sequence[Request]) -> Sequence[Completion]: ...
+
+
+class SessionEngine:
+    """A Generator as a batch engine: asks for all, waits for all."""
+
+    def __init__(self, generator: Generator) -> None:
+        self._generator = generator
+        self._runner = asyncio.Runner()
+
+    @property
+    def max_context(self) -> int:
+        return self._generator.max_context
+
+    def generate_sequences(self, requests: Sequence[Request]) -> Sequence[Completion]:
+        async def run() -> list[Completion]:
+            jobs = (self._generator.generate(r.session, r.new_ids, r.sampling) for r in requests)
+            return await asyncio.gather(*jobs)
+
+        return self._runner.run(run())
+
+    def release(self, sessions: Sequence[Session]) -> None:
+        async def run() -> None:
+            for session in sessions:
+                await self._generator.release(session)
+
+        self._runner.run(run())
+
+
+class SyncMultiTurnRollout:
+    """Plays a batch of agents in lockstep: one generation call per turn for all that are still playing.
+
+    Simple, and right for engines that only generate in batches; AgentProxy is faster wherever environments take time.
+
+    Args:
+        actor_rollout_wg: the engine, either a BatchEngine or a Generator.
+        cfg: a Config, or a mapping in any spelling that `load_config` takes (agent.max_turn, env_template, ...).
+        processor: for multimodal models; must be None.
+        agent_cls: the agent class. None: the one that `rollout.agent` names.
+    """
+
+    def __init__(
+        self,
+        actor_rollout_wg: BatchEngine | Generator,
+        cfg: Config | Mapping[str, Any],
+        tokenizer: Tokenizer,
+        processor: object | None = None,
+        agent_cls: type[Agent] | None = None,
+        *,
+        split: str = "train",
+        factories: Mapping[str, EnvFactory] | None = None,
+    ) -> None:
+        if processor is not None:
+            raise ValueError("SyncMultiTurnRollout reads text only: processor must be None")
+        config = cfg if isinstance(cfg, Config) else load_config(cfg)
+        self._engine = _as_engine(actor_rollout_wg)
+        self._config = config
+        self._group_size = (config.rollout.train if split == "train" else config.rollout.val).group_size
+        self._sampling = sampling_for(config.rollout, split)
+        self.env_state = EnvStateManager(config, split=split, factories=factories, agent_cls=agent_cls)
+        self.context = ContextManager(tokenizer, config.rollout, max_context=self._engine.max_context)
+        self._ids: dict[int, tuple[int, ...]] = {}
+
+    def reset(self) -> list[EnvOutput]:
+        """Starts the next rollout; returns the environments' first states."""
+        self._release()
+        outputs = self.env_state.reset()
+        self._ids = {}
+        for agent in self.env_state.agents.values():
+            if agent.opening is not None and not agent.done:
+                self.context.open(
+                    agent.plan.env_id,
+                    key=agent.plan.episode_id,
+                    seed=agent.plan.seed,
+                    prompt=agent.opening.messages,
+                    tools=agent.opening.tools,
+                )
+        return outputs
+
+    def rollout(self) -> list[EnvOutput]:
+        """Plays every episode to its end; returns all final states. Resets first where nothing was reset."""
+        if not self.env_state.agents or all(agent.done for agent in self.env_state.agents.values()):
+            self.reset()
+        live = [agent.env_output() for agent in self.env_state.agents.values() if not agent.done]
+        while live:
+            inputs = self._lm_inputs(live)
+            if not inputs:
+                break
+            outputs = self._generate(inputs)
+            live = self.env_state.step(self.context.get_env_inputs(outputs))
+        for agent in self.env_state.agents.values():
+            if agent.status is Status.TRUNCATED_TURNS:
+                agent.final_ids = self.context.final_ids(agent.plan.env_id, agent.last_messages)
+        return self.env_state.get_rollout_states()
+
+    def episodes(self) -> list[Episode]:
+        """The rollout's usable episodes: failed ones are dropped and their groups repaired."""
+        kept, _ = repair_groups(self.env_state.episodes(), self._config.rollout, group_size=self._group_size)
+        return kept
+
+    def build_update_batch(self, *, pad_id: int = 0) -> Batch:
+        """The rollout as a training batch."""
+        return self.context.formulate_rollouts(self.episodes(), pad_id=pad_id)
+
+    def close(self) -> None:
+        self._release()
+        self.env_state.close()
+
+    def _lm_inputs(self, live: Sequence[EnvOutput]) -> list[LmInput]:
+        inputs: list[LmInput] = []
+        for output in live:
+            try:
+                inputs.extend(self.context.get_lm_inputs([output]))
+            except ContextOverflowError:
+                self.env_state.cut(output["env_id"], Status.TRUNCATED_LENGTH)
+        return inputs
+
+    def _generate(self, inputs: Sequence[LmInput]) -> list[LmOutput]:
+        requests: list[Request] = []
+        for lm_input in inputs:
+            before = () if lm_input.restart else self._ids[lm_input.env_id]
+            self._ids[lm_input.env_id] = before + lm_input.new_ids
+            requests.append(
+                Request(
+                    session=lm_input.session,
+                    ids=self._ids[lm_input.env_id],
+                    new_ids=lm_input.new_ids,
+                    sampling=replace(self._sampling, max_tokens=lm_input.max_tokens),
+                )
+            )
+        started = time.perf_counter()
+        completions = self._engine.generate_sequences(requests)
+        if len(completions) != len(requests):
+            raise ValueError(f"the engine answered {len(completions)} of {len(requests)} requests")
+        seconds = time.perf_counter() - started
+        outputs: list[LmOutput] = []
+        for lm_input, completion in zip(inputs, completions, strict=True):
+            self._ids[lm_input.env_id] += completion.ids
+            outputs.append(LmOutput(env_id=lm_input.env_id, completion=completion, seconds=seconds))
+        stale = [lm_input.stale for lm_input in inputs if lm_input.stale is not None]
+        if isinstance(self._engine, SessionEngine):
+            self._engine.release(stale)
+        return outputs
+
+    def _release(self) -> None:
+        sessions = [session for env_id in self._ids if (session := self.context.close(env_id)) is not None]
+        if isinstance(self._engine, SessionEngine):
+            self._engine.release(sessions)
+        self._ids = {}
+
+
+def _as_engine(engine: BatchEngine | Generator) -> BatchEngine:
+    # Duck typing at the boundary: users bring either kind, and neither need inherit from ours.
+    if callable(getattr(engine, "generate_sequences", None)):
+        return engine  # pyright: ignore[reportReturnType]
+    return SessionEngine(engine)  # pyright: ignore[reportArgumentType]

@@ -1,0 +1,106 @@
+"""The process in which environments run when they are slow or dangerous: `python -m turnwise.rollout.worker FD`.
+
+It answers one request at a time on a socket, in JSON, and ends when the socket closes. It imports no torch.
+"""
+
+import ctypes
+import os
+import resource
+import signal
+import socket
+import struct
+import sys
+import traceback
+from typing import Any
+
+from turnwise.config.schema import EnvConfig
+from turnwise.envs.base import Env
+from turnwise.envs.registry import make_env
+from turnwise.rollout.wire import decode, encode, observation_to_json, result_to_json
+from turnwise.types import Json, Message, Task
+
+_HEADER = struct.Struct("!I")
+MAX_FRAME = 256 * 1024 * 1024
+
+
+def send_frame(sock: socket.socket, data: bytes) -> None:
+    sock.sendall(_HEADER.pack(len(data)) + data)
+
+
+def receive_frame(sock: socket.socket) -> bytes | None:
+    """One frame, or None when the other side is gone."""
+    header = _receive_exactly(sock, _HEADER.size)
+    if header is None:
+        return None
+    (size,) = _HEADER.unpack(header)
+    if size > MAX_FRAME:
+        raise ValueError(f"a frame of {size} bytes is over the limit of {MAX_FRAME}")
+    return _receive_exactly(sock, size)
+
+
+def _receive_exactly(sock: socket.socket, size: int) -> bytes | None:
+    parts: list[bytes] = []
+    while size:
+        try:
+            part = sock.recv(min(size, 1 << 20))
+        except (ConnectionError, OSError):
+            return None
+        if not part:
+            return None
+        parts.append(part)
+        size -= len(part)
+    return b"".join(parts)
+
+
+def handle(envs: dict[int, Env], request: dict[str, Json]) -> dict[str, Json]:
+    """The answer to one request: {"ok": ...}, or {"error": text} where the environment failed."""
+    handle_id: int = request["id"]
+    try:
+        match request["op"]:
+            case "open":
+                envs[handle_id] = make_env(EnvConfig.model_validate(request["config"]))
+                return {"ok": None}
+            case "reset":
+                observation = envs[handle_id].reset(Task.from_json(request["task"]), request["noise_seed"])
+                return {"ok": observation_to_json(observation)}
+            case "step":
+                return {"ok": result_to_json(envs[handle_id].step(Message.from_json(request["message"])))}
+            case "finish":
+                return {"ok": result_to_json(envs[handle_id].finish())}
+            case "close":
+                env = envs.pop(handle_id, None)
+                if env is not None:
+                    env.close()
+                return {"ok": None}
+            case other:
+                return {"error": f"unknown request {other!r}"}
+    except Exception as error:  # the episode's boundary: a failure becomes a Status in the parent
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        return {"error": f"{type(error).__name__}: {error} ({os.path.basename(last.filename)}:{last.lineno})"}
+
+
+def serve(sock: socket.socket) -> None:
+    envs: dict[int, Env] = {}
+    while (data := receive_frame(sock)) is not None:
+        answer = handle(envs, decode(data))
+        try:
+            frame = encode(answer)
+        except ValueError as error:
+            frame = encode({"error": f"the environment returned something that is not JSON: {error}"})
+        send_frame(sock, frame)
+
+
+def main(arguments: list[str]) -> None:
+    descriptor = int(arguments[0])
+    memory_mb = int(arguments[1]) if len(arguments) > 1 else 0
+    # Without this, an environment that hangs would outlive a parent that was killed.
+    libc: Any = ctypes.CDLL(None)
+    libc.prctl(1, signal.SIGKILL)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if memory_mb:
+        resource.setrlimit(resource.RLIMIT_AS, (memory_mb << 20, memory_mb << 20))
+    serve(socket.socket(fileno=descriptor))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
