@@ -85,7 +85,7 @@ def match_action(piece: str, legal: Sequence[str]) -> str | None:
     """The legal action that a piece of text means, None where it means none. Case and spacing do not matter.
 
     Example:
-        >>> match_action(" Turn  LEFT", ("turn left", "turn right")), match_action("fly", ("up",)), match_action("fly", ())
+        >>> match_action(" Turn  LEFT", ("turn left",)), match_action("fly", ("up",)), match_action("fly", ())
         ('turn left', None, 'fly')
     """
     if not piece or len(piece) > MAX_ACTION_CHARS:

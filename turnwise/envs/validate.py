@@ -78,7 +78,9 @@ def read_step(value: Any, *, name: str) -> RawStep:
 def read_text(value: Any, *, name: str, where: str) -> str:
     """The observation, which must be text."""
     if not isinstance(value, str):
-        raise EnvError(f"{name}: {where} must return its observation as text, got {type(value).__name__}: {_brief(value)}")
+        raise EnvError(
+            f"{name}: {where} must return its observation as text, got {type(value).__name__}: {_brief(value)}"
+        )
     return value
 
 
@@ -142,7 +144,7 @@ def json_safe(value: Any, *, depth: int = 0) -> Json:
     if isinstance(value, Sequence) and not isinstance(value, bytes | bytearray | memoryview):
         return [json_safe(item, depth=depth + 1) for item in cast(Sequence[Any], value)]
     if type(value).__module__ == "numpy":
-        return json_safe(value.tolist(), depth=depth + 1)
+        return json_safe(cast(Any, value).tolist(), depth=depth + 1)
     return _brief(value)
 
 

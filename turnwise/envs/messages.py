@@ -1,0 +1,136 @@
+"""Environments in message style: a data set of prompts, a rubric, and for several turns two methods.
+
+Messages are dicts in OpenAI's shape on both sides. One object serves many episodes one after the other; what belongs
+to an episode lives in its `state`.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Any
+
+from turnwise.envs.rows import RowSplits, load_rows
+from turnwise.envs.rubric import Rubric
+from turnwise.types import Json
+
+Messages = list[dict[str, Json]]
+State = dict[str, Any]
+
+
+class MultiTurnEnv(ABC):
+    """A conversation that `env_response` continues until `is_completed`. Both may be async.
+
+    Example:
+        >>> class Echo(MultiTurnEnv):
+        ...     def is_completed(self, messages, state, **kwargs):
+        ...         return len(messages) >= 4
+        ...     def env_response(self, messages, state, **kwargs):
+        ...         return [{"role": "user", "content": "You said: " + messages[-1]["content"]}], state
+        >>> Echo(dataset=[{"prompt": "Say something."}]).make_row(0, "train")
+        {'prompt': 'Say something.'}
+    """
+
+    oai_tools: list[dict[str, Json]]
+    """Schemas of the tools on offer; empty without tools."""
+
+    def __init__(
+        self,
+        dataset: Any = None,
+        rubric: Rubric | None = None,
+        system_prompt: str | None = None,
+        *,
+        max_turns: int | None = 10,
+        eval_dataset: Any = None,
+        val_fraction: float = 0.1,
+        parser: Any = None,
+    ) -> None:
+        """`dataset` is a list of rows, an object with length and items, or a JSONL path; a row has a `prompt` (text
+        or messages) or a `question`, and may have `answer` and `info`. With an `eval_dataset`, validation draws from
+        that, otherwise from the share `val_fraction` of the rows. `max_turns` None or negative: no limit."""
+        name = type(self).__name__
+        self.rubric = rubric if rubric is not None else Rubric()
+        self.system_prompt = system_prompt
+        self.max_turns = None if max_turns is None or max_turns < 0 else max_turns
+        self.parser = parser if parser is not None else self.rubric.parser
+        self.oai_tools = []
+        self._train: RowSplits | None = None
+        self._val: RowSplits | None = None
+        if self.max_turns == 0:
+            raise ValueError("max_turns is at least 1, got 0; None means no limit")
+        if dataset is not None:
+            share = 0.0 if eval_dataset is not None else val_fraction
+            self._train = self._val = RowSplits(load_rows(dataset, name=name), val_fraction=share, name=name)
+        if eval_dataset is not None:
+            self._val = RowSplits(load_rows(eval_dataset, name=name), val_fraction=0.0, name=name)
+
+    @abstractmethod
+    def is_completed(self, messages: Messages, state: State, **kwargs: Any) -> Any:
+        """True where the conversation is over. Asked after every reply of the model."""
+
+    @abstractmethod
+    def env_response(self, messages: Messages, state: State, **kwargs: Any) -> Any:
+        """(messages to append, state), or only the messages.
+
+        `messages` is the whole conversation. A number put into state["turn_reward"] counts for the reply just made;
+        a true state["done"] ends the episode after these messages; state["success"] is reported.
+        """
+
+    def setup_state(self, state: State) -> Any:
+        """The state before the first turn; may be async. It holds prompt, completion, answer, info, turn, seed."""
+        return state
+
+    def make_row(self, seed: int, split: str) -> Mapping[str, Json]:
+        """The row that a seed stands for. Override it to generate tasks; those of "train" and "val" must differ."""
+        rows = self._train if split == "train" else self._val
+        if rows is None:
+            return {}
+        return rows.draw(seed, "train" if rows is not self._train else split)
+
+    def close(self) -> None:  # noqa: B027 - optional to override
+        """Releases everything. May be called twice."""
+
+
+class SingleTurnEnv(MultiTurnEnv):
+    """One prompt, one reply, scored by the rubric.
+
+    Example:
+        >>> def exact(text, answer): return float(answer in text)
+        >>> env = SingleTurnEnv([{"question": "1+1?", "answer": "2"}], Rubric([exact]))
+        >>> env.max_turns
+        1
+    """
+
+    def __init__(
+        self,
+        dataset: Any = None,
+        rubric: Rubric | None = None,
+        system_prompt: str | None = None,
+        *,
+        eval_dataset: Any = None,
+        val_fraction: float = 0.1,
+        parser: Any = None,
+    ) -> None:
+        super().__init__(
+            dataset,
+            rubric,
+            system_prompt,
+            max_turns=1,
+            eval_dataset=eval_dataset,
+            val_fraction=val_fraction,
+            parser=parser,
+        )
+
+    def is_completed(self, messages: Messages, state: State, **kwargs: Any) -> bool:
+        return True
+
+    def env_response(self, messages: Messages, state: State, **kwargs: Any) -> tuple[Messages, State]:
+        return [], state
+
+
+def is_multi_turn(env: MultiTurnEnv) -> bool:
+    """True unless an episode is a single reply; a tool needs a second turn to be of use.
+
+    Example:
+        >>> is_multi_turn(SingleTurnEnv([{"prompt": "hi"}]))
+        False
+    """
+    return bool(env.oai_tools) or not (isinstance(env, SingleTurnEnv) or env.max_turns == 1)

@@ -1,0 +1,34 @@
+"""What shaping adds to a turn's reward. The one place: environments never shape their own."""
+
+from collections.abc import Mapping
+
+from turnwise.config.schema import ShapingConfig
+from turnwise.envs.base import EnvError
+from turnwise.envs.validate import read_reward
+
+
+def shaping_parts(
+    parts: Mapping[str, float], shaping: ShapingConfig, *, before: float | None, after: float | None, name: str
+) -> dict[str, float]:
+    """What shaping adds to a turn's reward, by name: a cost per turn, potential differences, and what clipping cuts.
+
+    `before` and `after` are the environment's potential before and after the turn; it is 0 after the end, so that
+    over an episode the shaping adds up to a constant of the initial state and no policy gains by it.
+
+    Example:
+        >>> shaping = ShapingConfig(turn_cost=-0.1, potential_coef=0.5)
+        >>> shaping_parts({"env": 1.0}, shaping, before=-1.0, after=-0.5, name="lake")
+        {'turn_cost': -0.1, 'potential': 0.25}
+    """
+    added: dict[str, float] = {}
+    if shaping.turn_cost:
+        added["turn_cost"] = shaping.turn_cost
+    if shaping.potential_coef:
+        if before is None or after is None:
+            raise EnvError(f"{name}: shaping.potential_coef needs a potential, the environment has none; set it to 0")
+        change = read_reward(after - before, name=name, what="a change of potential")
+        added["potential"] = shaping.potential_coef * change
+    if shaping.clip is not None:
+        total = sum(parts.values()) + sum(added.values())
+        added["clip"] = max(-shaping.clip, min(shaping.clip, total)) - total
+    return added
