@@ -1,0 +1,199 @@
+"""Advantage estimators that use a critic: token GAE, bi-level GAE, turn-level GAE. Pure functions on [B, T] tensors.
+
+Position t of every tensor speaks of the choice of token t: `values[t]` is the critic's value of the ids before it. Only
+tokens under the mask are read; observation tokens are skipped, so inserting them changes nothing.
+"""
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from turnwise.algos.layout import Layout, build_layout, discounted_suffix_sums, gae
+
+
+def compute_bi_level_gae_advantage_return(
+    token_level_rewards: Tensor,  # [B, T]
+    values: Tensor,  # [B, T]
+    loss_mask: Tensor,  # [B, T]
+    gamma: float,
+    lam: float,
+    high_level_gamma: float,
+    *,
+    high_level_lam: float | None = None,
+    turn_ids: Tensor | None = None,  # [B, T]
+    bootstrap: Tensor | None = None,  # [B]
+    whiten: bool = False,
+    turn_value: Literal["last", "first"] = "last",
+    last_token: Literal["replace", "add"] = "replace",
+    episode_ids: Tensor | None = None,  # [B]
+) -> tuple[Tensor, Tensor]:
+    """Advantages and returns ([B, T] each, 0 outside the mask) of bi-level GAE: over turns, then inside each turn.
+
+    Turn k covers the action tokens s_k..e_k and its reward r_k stands on e_k. Backwards over the turns, with V' (the
+    bootstrap, 0 without one) in place of V(e_{K+1}) after the last turn K:
+
+        d_k = r_k + high_level_gamma * V(e_{k+1}) - V(e_k)
+        A_k = d_k + high_level_gamma * high_level_lam * A_{k+1}
+
+    Backwards over the tokens of one turn, from A_{e_k} = A_k:
+
+        A_j = r_j + gamma * V_{j+1} - V_j + gamma * lam * A_{j+1}
+
+    Nothing crosses a turn's start: a later turn reaches this one through A_k alone. returns = advantages + values.
+    (VAGEN, arXiv 2510.16907; the turn ends are given here, never guessed from rewards that are not zero.)
+
+    Args:
+        token_level_rewards: A turn's reward on its last token; what else stands there is added to its token's delta.
+        high_level_lam: None: the same as lam.
+        turn_ids: The turn of each action token. None: the turns are the maximal runs of the mask.
+        bootstrap: The value of the state after a truncated row's last token, 0 where the episode terminated.
+        whiten: Whiten the advantages over all action tokens. Returns stay as they are.
+        turn_value: The token whose value stands for a turn: V(e_k), or V(s_k); then A_{e_k} = A_k + V(s_k) - V(e_k).
+        last_token: replace: A_{e_k} = A_k. add: the token's own delta, r_k + gamma * V(s_{k+1}) - V(e_k), comes on top.
+        episode_ids: Rows with equal ids are one episode, in the order of their turns. None: a row is an episode.
+
+    Example: two turns, [x x] and [x], the reward in the second, a critic that says 0.5 everywhere
+        >>> rewards, values = torch.tensor([[0.0, 0.0, 0.0, 0.0, 1.0]]), torch.full((1, 5), 0.5)
+        >>> mask = torch.tensor([[False, True, True, False, True]])
+        >>> advantages, _ = compute_bi_level_gae_advantage_return(rewards, values, mask, 1.0, 1.0, 0.9)
+        >>> advantages
+        tensor([[0.0000, 0.4000, 0.4000, 0.0000, 0.5000]])
+    """
+    _same_shape(token_level_rewards, values, loss_mask)
+    lay = build_layout(loss_mask, turn_ids=turn_ids, episode_ids=episode_ids)
+    rewards, tokens = lay.take(token_level_rewards), lay.take(values)
+    ends = lay.turn_ends
+    anchors = tokens[ends if turn_value == "last" else lay.turn_starts]
+    turn_advantages = gae(
+        rewards[ends],
+        anchors,
+        lengths=lay.episode_turns,
+        gamma=high_level_gamma,
+        lam=lam if high_level_lam is None else high_level_lam,
+        last_values=_last_values(lay, bootstrap),
+    )
+    at_ends = turn_advantages + (anchors - tokens[ends])
+    if last_token == "add":
+        at_ends = at_ends + rewards[ends] + gamma * _first_of_next(lay, tokens, bootstrap) - tokens[ends]
+    deltas = rewards - tokens
+    deltas[:-1] += gamma * tokens[1:]
+    deltas[ends] = at_ends
+    advantages = discounted_suffix_sums(deltas, lengths=lay.turn_lengths, decay=gamma * lam)
+    returns = advantages + tokens
+    return lay.put(_whiten(advantages) if whiten else advantages), lay.put(returns)
+
+
+def token_gae(
+    rewards: Tensor,  # [B, T]
+    values: Tensor,  # [B, T]
+    mask: Tensor,  # [B, T]
+    *,
+    gamma: float,
+    lam: float,
+    bootstrap: Tensor | None = None,  # [B]
+    whiten: bool = False,
+    turn_ids: Tensor | None = None,  # [B, T]
+    episode_ids: Tensor | None = None,  # [B]
+) -> tuple[Tensor, Tensor]:
+    """Advantages and returns ([B, T] each, 0 outside the mask) of GAE over the action tokens of each episode.
+
+    The token after an action token is the next action token, in the next turn if need be; turns play no part but to
+    order an episode's rows where `episode_ids` say that it has several. (GAE, arXiv 1506.02438.)
+
+    Example:
+        >>> rewards, values = torch.tensor([[0.0, 0.0, 1.0]]), torch.tensor([[0.5, 9.0, 0.75]])
+        >>> token_gae(rewards, values, torch.tensor([[True, False, True]]), gamma=1.0, lam=0.0)[0]
+        tensor([[0.2500, 0.0000, 0.2500]])
+    """
+    _same_shape(rewards, values, mask)
+    lay = build_layout(mask, turn_ids=turn_ids, episode_ids=episode_ids)
+    tokens = lay.take(values)
+    advantages = gae(
+        lay.take(rewards),
+        tokens,
+        lengths=lay.episode_lengths,
+        gamma=gamma,
+        lam=lam,
+        last_values=_last_values(lay, bootstrap),
+    )
+    returns = advantages + tokens
+    return lay.put(_whiten(advantages) if whiten else advantages), lay.put(returns)
+
+
+def turn_gae(
+    rewards: Tensor,  # [B, T]
+    values: Tensor,  # [B, T]
+    mask: Tensor,  # [B, T]
+    *,
+    gamma: float,
+    lam: float,
+    turn_ids: Tensor | None = None,  # [B, T]
+    bootstrap: Tensor | None = None,  # [B]
+    whiten: bool = False,
+    episode_ids: Tensor | None = None,  # [B]
+) -> tuple[Tensor, Tensor]:
+    """Advantages and returns ([B, T] each, 0 outside the mask) of GAE over turns: one number for a turn's tokens.
+
+    A turn is one action: its state's value is V(s_k), before its first token, its reward the sum of its tokens'. Its
+    return A_k + V(s_k) is the critic's target on each of its tokens, for each of those prefixes leads to it.
+
+    Example:
+        >>> rewards, values = torch.tensor([[0.0, 1.0]]), torch.tensor([[0.25, 0.5]])
+        >>> turn_gae(rewards, values, torch.tensor([[True, True]]), gamma=1.0, lam=1.0)[0]
+        tensor([[0.7500, 0.7500]])
+    """
+    _same_shape(rewards, values, mask)
+    lay = build_layout(mask, turn_ids=turn_ids, episode_ids=episode_ids)
+    states = lay.take(values)[lay.turn_starts]
+    advantages = gae(
+        lay.turn_sums(lay.take(rewards)),
+        states,
+        lengths=lay.episode_turns,
+        gamma=gamma,
+        lam=lam,
+        last_values=_last_values(lay, bootstrap),
+    )
+    spread = torch.repeat_interleave(advantages, lay.turn_lengths)
+    returns = torch.repeat_interleave(advantages + states, lay.turn_lengths)
+    return lay.put(_whiten(spread) if whiten else spread), lay.put(returns)
+
+
+def masked_whiten(x: Tensor, mask: Tensor) -> Tensor:
+    """x with mean 0 and (unbiased) variance 1 over the mask, 0 outside it. What lies outside is never read.
+
+    Example:
+        >>> masked_whiten(torch.tensor([1.0, float("nan"), 3.0]), torch.tensor([True, False, True]))
+        tensor([-0.7071,  0.0000,  0.7071])
+    """
+    full = torch.zeros_like(x)
+    full[mask] = _whiten(x[mask])
+    return full
+
+
+def _whiten(x: Tensor) -> Tensor:
+    """x with mean 0 and variance 1. Statistics in float64, so that equal numbers whiten to 0 and not to noise."""
+    if x.numel() < 2:
+        return torch.zeros_like(x)
+    var, mean = torch.var_mean(x.double())
+    return ((x.double() - mean) * torch.rsqrt(var + 1e-8)).to(x.dtype)
+
+
+def _last_values(lay: Layout, bootstrap: Tensor | None) -> Tensor | None:
+    return None if bootstrap is None else bootstrap[lay.last_rows]
+
+
+def _first_of_next(lay: Layout, tokens: Tensor, bootstrap: Tensor | None) -> Tensor:
+    """The value before each turn's following turn in its episode, V' after the last one: [M]."""
+    firsts = tokens[lay.turn_starts]
+    following = torch.zeros_like(firsts)
+    following[:-1] = firsts[1:]
+    last = _last_values(lay, bootstrap)
+    following[lay.episode_turns.cumsum(0) - 1] = tokens.new_zeros(()) if last is None else last.to(tokens.dtype)
+    return following
+
+
+def _same_shape(rewards: Tensor, values: Tensor, mask: Tensor) -> None:
+    if not rewards.shape == values.shape == mask.shape or rewards.dim() != 2:
+        shapes = f"{tuple(rewards.shape)}, {tuple(values.shape)} and {tuple(mask.shape)}"
+        raise ValueError(f"rewards, values and mask must share one shape [B, T], got {shapes}")

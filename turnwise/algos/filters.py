@@ -1,0 +1,62 @@
+"""Which groups are trained on: those whose episodes differ in reward have something to say."""
+
+import math
+
+import torch
+from torch import Tensor
+
+from turnwise.algos.algorithm import Algorithm, build_algorithm
+from turnwise.algos.groups import score_episodes
+from turnwise.config.schema import AlgoConfig
+from turnwise.data.batch import Batch
+
+
+def filter_groups(batch: Batch, cfg: AlgoConfig | Algorithm) -> tuple[Tensor, dict[str, float]]:
+    """The indices of the rows to keep (ascending, maybe none), and what was dropped.
+
+    A group's score is the standard deviation of its episodes' returns.
+        none             every group
+        variance_top_p   groups in the order of falling score, until they hold `filter_keep` of all scores' sum; a group
+                         with score 0 never (RAGEN-2, without its slack of 0.01, which depends on the reward's scale)
+        variance_top_k   the `filter_keep` share of the groups with the highest scores, one at least (StarPO-S)
+        dynamic          every group whose score is not 0 (DAPO)
+
+    Where all groups are dropped the index is empty: the caller decides whether to play more or to skip the step.
+    """
+    algorithm = cfg if isinstance(cfg, Algorithm) else build_algorithm(cfg)
+    scored = score_episodes(
+        batch.rewards,
+        batch.response_mask,
+        group_ids=batch.group_ids,
+        episode_ids=batch.episode_ids,
+        counted=batch.loss_mask.any(-1),
+    )
+    groups, group = torch.unique(scored.groups, return_inverse=True)
+    scores = scored.members.std.new_zeros(groups.shape[0]).scatter(0, group, scored.members.std)
+    kept = _keep(scores, algorithm)
+    rows = kept[group][scored.episode_of_row].nonzero().squeeze(-1)
+    metrics = {
+        "filter/groups": float(groups.shape[0]),
+        "filter/dropped_groups": float((~kept).sum()),
+        "filter/zero_variance_groups": float((scores == 0).sum()),
+        "filter/kept_rows": float(rows.shape[0]),
+        "filter/score_mean": float(scores.mean()) if scores.numel() else 0.0,
+        "filter/score_mean_kept": float(scores[kept].mean()) if bool(kept.any()) else 0.0,
+    }
+    return rows, metrics
+
+
+def _keep(scores: Tensor, algorithm: Algorithm) -> Tensor:
+    """Which groups to keep: [G] bool."""
+    if algorithm.filter == "none":
+        return torch.ones_like(scores, dtype=torch.bool)
+    if algorithm.filter == "dynamic":
+        return scores > 0
+    ranked, order = torch.sort(scores, descending=True, stable=True)
+    if algorithm.filter == "variance_top_k":
+        number = max(1, math.ceil(algorithm.filter_keep * scores.shape[0] - 1e-9))
+        chosen = torch.arange(scores.shape[0], device=scores.device) < number
+    else:
+        before = ranked.cumsum(0) - ranked  # what the groups ahead already hold
+        chosen = (before < algorithm.filter_keep * ranked.sum() * (1 - 1e-9)) & (ranked > 0)
+    return torch.zeros_like(chosen).scatter(0, order, chosen)

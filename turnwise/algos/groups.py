@@ -1,0 +1,256 @@
+"""Advantage estimators that compare an episode with its group: GRPO, Dr.GRPO, RLOO, GiGPO; and REINFORCE++.
+
+None of them has a critic. An episode counts once in every statistic, however many rows it became, and an episode that
+the caller does not count (none of its tokens is trained on) has no say in any: a failure is never a reward of zero.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from turnwise.algos.advantages import masked_whiten
+from turnwise.algos.layout import build_layout, discounted_suffix_sums
+
+Singleton = Literal["error", "zero"]
+EPS = 1e-6
+"""Added to a standard deviation before dividing by it, as GRPO has it."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Members:
+    """Numbers that belong to groups, with each group's statistics beside them. All tensors are float64 or bool, [E]."""
+
+    scores: Tensor
+    counted: Tensor
+    """False: not part of any statistic."""
+    size: Tensor
+    """Counted members of the number's group."""
+    mean: Tensor
+    std: Tensor
+    """Unbiased; exactly 0 where all members are equal or there is only one."""
+
+    @property
+    def alone(self) -> Tensor:
+        """Counted, and without another to be compared with."""
+        return self.counted & (self.size == 1)
+
+
+def group_statistics(scores: Tensor, groups: Tensor, *, counted: Tensor | None = None) -> Members:
+    """Each number with the statistics of its group. In float64, so that equal rewards have a variance of exactly 0.
+
+    Example:
+        >>> group_statistics(torch.tensor([1.0, 3.0, 5.0]), torch.tensor([7, 7, 8])).mean
+        tensor([2., 2., 5.], dtype=torch.float64)
+    """
+    _, group = torch.unique(groups, return_inverse=True)
+    counted = torch.ones_like(group, dtype=torch.bool) if counted is None else counted
+    scores = torch.where(counted, scores.double(), 0.0)
+    zeros = scores.new_zeros(scores.shape[0])  # one slot per group; there are never more groups than members
+    size = zeros.index_add(0, group, counted.double())[group]
+    mean = zeros.index_add(0, group, scores)[group] / size.clamp(min=1)
+    squares = torch.where(counted, (scores - mean).square(), 0.0)
+    std = (zeros.index_add(0, group, squares)[group] / (size - 1).clamp(min=1)).sqrt()
+    low = zeros.scatter_reduce(0, group, torch.where(counted, scores, torch.inf), "amin", include_self=False)[group]
+    high = zeros.scatter_reduce(0, group, torch.where(counted, scores, -torch.inf), "amax", include_self=False)[group]
+    return Members(scores=scores, counted=counted, size=size, mean=mean, std=torch.where(high > low, std, 0.0))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EpisodeScores:
+    """The episodes of a batch with their returns."""
+
+    members: Members
+    groups: Tensor  # [E] int64
+    episode_of_row: Tensor  # [B] int64
+
+    def spread(self, episodes: Tensor, mask: Tensor) -> Tensor:
+        """One number per episode, on all of its masked tokens: [B, T]."""
+        return torch.where(mask, episodes[self.episode_of_row][:, None], 0.0)
+
+
+def score_episodes(
+    rewards: Tensor,  # [B, T]
+    mask: Tensor,  # [B, T]
+    *,
+    group_ids: Tensor,  # [B]
+    episode_ids: Tensor | None = None,  # [B]
+    counted: Tensor | None = None,  # [B] bool
+) -> EpisodeScores:
+    """Every episode's return (the sum of its rewards over its rows) and its group's statistics.
+
+    `counted` says which rows count (an episode does where one of its rows does). None: those with a token in the mask.
+
+    Raises:
+        ValueError: an episode's rows name different groups.
+    """
+    mask = mask if mask.dtype == torch.bool else mask != 0
+    rows = torch.arange(mask.shape[0], device=mask.device)
+    _, episode = torch.unique(rows if episode_ids is None else episode_ids, return_inverse=True)
+    number = int(episode.max()) + 1 if episode.numel() else 0
+    groups = group_ids.new_zeros(number).scatter(0, episode, group_ids)
+    if (groups[episode] != group_ids).any():
+        row = int((groups[episode] != group_ids).nonzero()[0])
+        raise ValueError(f"an episode belongs to one group; the rows of row {row}'s episode name several")
+    returns = torch.where(mask, rewards.double(), 0.0).sum(-1)
+    returns = returns.new_zeros(number).index_add(0, episode, returns)
+    votes = (mask.any(-1) if counted is None else counted).long()
+    counts = votes.new_zeros(number).index_add(0, episode, votes) > 0
+    members = group_statistics(returns, groups, counted=counts)
+    return EpisodeScores(members=members, groups=groups, episode_of_row=episode)
+
+
+def grpo(
+    rewards: Tensor,  # [B, T]
+    mask: Tensor,  # [B, T]
+    *,
+    group_ids: Tensor,  # [B]
+    episode_ids: Tensor | None = None,  # [B]
+    counted: Tensor | None = None,  # [B]
+    singleton: Singleton = "error",
+    normalize_std: bool = True,
+) -> tuple[Tensor, Tensor]:
+    """Advantages and returns ([B, T] each): (R - group mean) / (group std + 1e-6) on every token of the episode.
+
+    GRPO (arXiv 2402.03300). Without `normalize_std` it is Dr.GRPO's (arXiv 2503.20783): R - group mean, so that easy
+    and hard tasks weigh the same. `returns` hold the episode's return R.
+
+    Example:
+        >>> rewards, mask = torch.tensor([[0.0, 1.0], [0.0, 3.0]]), torch.ones(2, 2, dtype=torch.bool)
+        >>> grpo(rewards, mask, group_ids=torch.tensor([0, 0]), normalize_std=False)[0]
+        tensor([[-1., -1.],
+                [ 1.,  1.]])
+    """
+    scored = score_episodes(rewards, mask, group_ids=group_ids, episode_ids=episode_ids, counted=counted)
+    advantages = _relative(scored.members, singleton=singleton, normalize_std=normalize_std)
+    return _spread(scored, advantages, rewards=rewards, mask=mask)
+
+
+def dr_grpo(
+    rewards: Tensor,  # [B, T]
+    mask: Tensor,  # [B, T]
+    *,
+    group_ids: Tensor,  # [B]
+    episode_ids: Tensor | None = None,  # [B]
+    counted: Tensor | None = None,  # [B]
+    singleton: Singleton = "error",
+) -> tuple[Tensor, Tensor]:
+    """Advantages and returns ([B, T] each): R - group mean (arXiv 2503.20783). See `grpo`."""
+    return grpo(
+        rewards,
+        mask,
+        group_ids=group_ids,
+        episode_ids=episode_ids,
+        counted=counted,
+        singleton=singleton,
+        normalize_std=False,
+    )
+
+
+def rloo(
+    rewards: Tensor,  # [B, T]
+    mask: Tensor,  # [B, T]
+    *,
+    group_ids: Tensor,  # [B]
+    episode_ids: Tensor | None = None,  # [B]
+    counted: Tensor | None = None,  # [B]
+    singleton: Singleton = "error",
+) -> tuple[Tensor, Tensor]:
+    """Advantages and returns ([B, T] each): R minus the mean of the group's other members (arXiv 2402.14740).
+
+    Example:
+        >>> rewards, mask = torch.tensor([[1.0], [3.0], [5.0]]), torch.ones(3, 1, dtype=torch.bool)
+        >>> rloo(rewards, mask, group_ids=torch.tensor([0, 0, 0]))[0].squeeze(1)
+        tensor([-3.,  0.,  3.])
+    """
+    scored = score_episodes(rewards, mask, group_ids=group_ids, episode_ids=episode_ids, counted=counted)
+    members = scored.members
+    others = members.size / (members.size - 1).clamp(min=1)  # R - mean of the others = n / (n - 1) * (R - mean)
+    advantages = others * _relative(members, singleton=singleton, normalize_std=False)
+    return _spread(scored, advantages, rewards=rewards, mask=mask)
+
+
+def reinforce_pp(
+    rewards: Tensor,  # [B, T]
+    mask: Tensor,  # [B, T]
+    *,
+    gamma: float = 1.0,
+    whiten: bool = True,
+    turn_ids: Tensor | None = None,  # [B, T]
+    episode_ids: Tensor | None = None,  # [B]
+) -> tuple[Tensor, Tensor]:
+    """Advantages and returns ([B, T] each) of REINFORCE++ (arXiv 2501.03262): the discounted sum of what comes after.
+
+    The return of a token is its reward and the discounted rewards of the action tokens after it; the batch's mean and
+    variance over tokens are the baseline (`whiten`). No group is needed.
+
+    Example:
+        >>> rewards, mask = torch.tensor([[0.0, 0.0, 1.0]]), torch.tensor([[True, False, True]])
+        >>> reinforce_pp(rewards, mask, gamma=0.5, whiten=False)[0]
+        tensor([[0.5000, 0.0000, 1.0000]])
+    """
+    lay = build_layout(mask, turn_ids=turn_ids, episode_ids=episode_ids)
+    returns = lay.put(discounted_suffix_sums(lay.take(rewards), lengths=lay.episode_lengths, decay=gamma))
+    return masked_whiten(returns, mask != 0) if whiten else returns.clone(), returns
+
+
+def gigpo(
+    rewards: Tensor,  # [B, T]
+    mask: Tensor,  # [B, T]
+    *,
+    group_ids: Tensor,  # [B]
+    state_ids: Tensor,  # [B, T]
+    gamma: float,
+    weight: float = 1.0,
+    turn_ids: Tensor | None = None,  # [B, T]
+    episode_ids: Tensor | None = None,  # [B]
+    counted: Tensor | None = None,  # [B]
+    singleton: Singleton = "error",
+) -> tuple[Tensor, Tensor, float]:
+    """Advantages and returns ([B, T] each) of GiGPO (arXiv 2505.10978), and the share of turns that had a peer.
+
+    GRPO's advantage of the episode, plus `weight` times that of the turn among all turns of the group that were played
+    from the same state: (G - mean) / (std + 1e-6), where G discounts the turns' rewards by `gamma` per turn. A state
+    that was met once says nothing: the turn's part is 0.
+
+    Args:
+        state_ids: Names the state in which each action token's turn was played; compared within a group.
+    """
+    scored = score_episodes(rewards, mask, group_ids=group_ids, episode_ids=episode_ids, counted=counted)
+    episodes = _relative(scored.members, singleton=singleton, normalize_std=True)
+    lay = build_layout(mask, turn_ids=turn_ids, episode_ids=episode_ids)
+    turn_returns = discounted_suffix_sums(
+        lay.turn_sums(lay.take(rewards).double()), lengths=lay.episode_turns, decay=gamma
+    )
+    heads = lay.index[lay.turn_starts]
+    rows = torch.div(heads, lay.shape[1], rounding_mode="floor")
+    pairs = torch.stack([group_ids[rows], state_ids.reshape(-1)[heads]], -1)
+    _, states = torch.unique(pairs, dim=0, return_inverse=True)
+    members = group_statistics(turn_returns, states, counted=scored.members.counted[scored.episode_of_row[rows]])
+    steps = _relative(members, singleton="zero", normalize_std=True)
+    step_advantages = lay.put(torch.repeat_interleave(steps, lay.turn_lengths).to(rewards.dtype))
+    advantages, returns = _spread(scored, episodes, rewards=rewards, mask=mask)
+    peers = float(((members.size > 1) & members.counted).sum() / members.counted.sum().clamp(min=1))
+    return advantages + weight * step_advantages, returns, peers
+
+
+def _relative(members: Members, *, singleton: Singleton, normalize_std: bool) -> Tensor:
+    """Each member's distance from its group's mean, 0 for those that do not count or have no peer: [E]."""
+    if singleton == "error" and bool(members.alone.any()):
+        number = int(members.alone.sum())
+        raise ValueError(
+            f"a group of one has no baseline, and {number} episode(s) are alone in theirs; "
+            "raise group_size or rollout.min_group_size, or set algo.singleton: zero"
+        )
+    distance = members.scores - members.mean
+    if normalize_std:
+        distance = distance / (members.std + EPS)
+    return torch.where(members.counted & (members.std > 0), distance, 0.0)
+
+
+def _spread(scored: EpisodeScores, advantages: Tensor, *, rewards: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    dtype = rewards.dtype if rewards.dtype == torch.float64 else torch.float32
+    mask = mask != 0
+    returns = scored.spread(scored.members.scores, mask)
+    return scored.spread(advantages, mask).to(dtype), returns.to(dtype)
