@@ -1,0 +1,122 @@
+"""Metrics: reductions that do not depend on the split, rollouts counted by hand, every name defined in the docs."""
+
+import math
+import re
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from run_fixtures import make_episode, make_turn
+
+from turnwise.log.metrics import (
+    Max,
+    Mean,
+    Min,
+    Std,
+    Sum,
+    merge_metrics,
+    metric_values,
+    rollout_metrics,
+    rollout_timings,
+)
+from turnwise.types import Completion, Episode, Status
+
+DOCS = Path(__file__).parents[2] / "docs" / "metrics.md"
+FLOATS = st.lists(st.floats(-1e3, 1e3), min_size=1, max_size=20)
+
+
+@given(values=FLOATS, cut=st.integers(0, 20))
+@settings(max_examples=50, deadline=None)
+def test_a_reduction_does_not_depend_on_the_split(values: list[float], cut: int) -> None:
+    parts = [part for part in (values[:cut], values[cut:]) if part]
+    split = merge_metrics(
+        {
+            "mean": Mean.of(part),
+            "sum": Sum(sum(part)),
+            "max": Max(max(part)),
+            "min": Min(min(part)),
+            "std": Std.of(part),
+        }
+        for part in parts
+    )
+    mean = math.fsum(values) / len(values)
+    assert metric_values(split) == pytest.approx(
+        {
+            "mean": mean,
+            "sum": sum(values),
+            "max": max(values),
+            "min": min(values),
+            "std": math.sqrt(math.fsum((value - mean) ** 2 for value in values) / len(values)),
+        },
+        abs=1e-7,
+    )
+
+
+def test_two_kinds_under_one_name_are_refused() -> None:
+    with pytest.raises(TypeError, match="train/x is a Mean here and a Sum there"):
+        merge_metrics([{"train/x": Mean(1.0)}, {"train/x": Sum(1.0)}])
+
+
+def rollout() -> list[Episode]:
+    cut = Completion(ids=(5, 5, 5, 5), logprobs=(-1.0,) * 4, finish_reason="length")
+    return [
+        make_episode("a", group_id=0, turns=(make_turn("up", state="s1", restart=True), make_turn("up", state="s2"))),
+        make_episode("b", group_id=0, success=True),
+        make_episode("c", group_id=1, success=False, tag="maze"),
+        make_episode("d", group_id=1, success=False, status=Status.TRUNCATED_TURNS, attempts=3),
+        make_episode(
+            "e",
+            group_id=2,
+            turns=(
+                make_turn("?", action=None, completion=cut, reward=-0.5, reward_parts={"env": 0.0, "format": -0.5}),
+            ),
+        ),
+        make_episode("f", group_id=2, turns=(make_turn("up", reward=99.0),), status=Status.ENV_ERROR, error="boom"),
+    ]
+
+
+def test_a_rollout_counted_by_hand() -> None:
+    found = rollout_metrics(rollout())
+    expected = {
+        "rollout/episodes": 5,
+        "rollout/failures": 1,
+        "rollout/retries": 2,
+        "rollout/status/completed": 4 / 6,
+        "rollout/status/env_error": 1 / 6,
+        "rollout/reward": 0.1,  # (0 + 1 + 0 + 0 - 0.5) / 5: the failure's 99 is nowhere
+        "rollout/reward_max": 1.0,
+        "rollout/reward_min": -0.5,
+        "rollout/reward/format": -0.1,
+        "rollout/success": 1 / 3,
+        "rollout/success/lake": 1 / 2,
+        "rollout/success/maze": 0.0,
+        "rollout/turns": 6 / 5,
+        "rollout/tokens": 5 * 3 + 4,
+        "rollout/prompt_tokens": 6 * 2,
+        "rollout/groups": 3,
+        "rollout/zero_variance_groups": 1 / 2,  # group 0: 0 and 1; group 1: 0 and 0; group 2 has one member
+        "rollout/group_reward_std": 0.25,
+        "rollout/format_valid": 5 / 6,
+        "rollout/cut_replies": 1 / 6,
+        "rollout/distinct_replies": 2 / 6,
+        "rollout/top_reply": 5 / 6,
+        "rollout/distinct_states": 3 / 6,
+        "rollout/logprob": -(5 * 1.5 + 4) / 19,
+    }
+    assert {name: found[name] for name in expected} == pytest.approx(expected)
+
+
+def test_only_failures_make_no_rewards() -> None:
+    found = rollout_metrics([make_episode(turns=(), status=Status.ENV_TIMEOUT, error="slow")])
+    assert found["rollout/status/env_timeout"] == 1.0
+    assert "rollout/reward" not in found
+
+
+def test_every_metric_of_a_rollout_is_defined_in_the_docs() -> None:
+    defined = re.findall(r"^\| `([^`]+)`", DOCS.read_text(), flags=re.MULTILINE)
+    patterns = [re.compile(re.sub(r"<\w+>", "[^/]+", name) + "$") for name in defined]
+    emitted = [*rollout_metrics(rollout()), *rollout_timings(rollout())]
+    missing = [name for name in emitted if not any(pattern.match(name) for pattern in patterns)]
+    assert not missing
+    assert len(set(defined)) == len(defined)

@@ -1,0 +1,114 @@
+"""What a training run tells whoever listens: the console, the trackers, a callback. Typed, and complete in itself."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal, Protocol
+
+from turnwise.config.schema import Config
+from turnwise.types import Json
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunStarted:
+    """Everything is loaded; the first step comes next."""
+
+    path: Path
+    """The run directory."""
+    config: Config
+    first_step: int = 0
+    """Above 0 where the run was resumed."""
+    facts: Mapping[str, Json] = field(default_factory=dict[str, Json])
+    """Shown once: the model, its parameters, the device."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepDone:
+    """A step is over; its metrics are those of metrics.jsonl and timings.jsonl together."""
+
+    step: int
+    metrics: Mapping[str, float]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Evaluated:
+    """An evaluation on held-out tasks is over. Intervals are 95 %."""
+
+    step: int
+    label: Literal["before", "during", "after"]
+    episodes: int
+    success: tuple[float, float, float] | None
+    """(low, estimate, high); None where the environment says nothing of success."""
+    reward: tuple[float, float, float]
+
+    def to_json(self) -> dict[str, Json]:
+        return {
+            "step": self.step,
+            "label": self.label,
+            "episodes": self.episodes,
+            "success": None if self.success is None else list(self.success),
+            "reward": list(self.reward),
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Json]) -> "Evaluated":
+        return cls(
+            step=data["step"],
+            label=data["label"],
+            episodes=data["episodes"],
+            success=None if data["success"] is None else tuple(data["success"]),
+            reward=tuple(data["reward"]),
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Notice:
+    """Something that nobody should miss, such as the fallback to single-turn training."""
+
+    kind: str
+    """Its name in events.jsonl."""
+    message: str
+    step: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunEnded:
+    """The run is over, or was interrupted."""
+
+    path: Path
+    seconds: float
+    before: Evaluated | None = None
+    after: Evaluated | None = None
+    interrupted: bool = False
+
+
+Event = RunStarted | StepDone | Evaluated | Notice | RunEnded
+
+
+class Sink(Protocol):
+    """Listens to a run."""
+
+    def handle(self, event: Event) -> None: ...
+
+    def close(self) -> None:
+        """Releases everything. Called once, also after a failure."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Sinks:
+    """Several sinks as one.
+
+    Example:
+        >>> Sinks(()).handle(Notice(kind="fallback", message="no environment"))
+    """
+
+    sinks: Sequence[Sink]
+
+    def handle(self, event: Event) -> None:
+        for sink in self.sinks:
+            sink.handle(event)
+
+    def close(self) -> None:
+        for sink in self.sinks:
+            sink.close()

@@ -1,0 +1,235 @@
+"""Metrics that know how to be reduced, and those of a rollout. docs/metrics.md defines every name."""
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from turnwise.types import Episode, Status
+
+
+@dataclass(frozen=True, slots=True)
+class Mean:
+    """A mean that carries its sum and its count: a mean of means would weigh a small part like a large one.
+
+    Example:
+        >>> Mean(6.0, 3).merge(Mean(4.0, 1)).value
+        2.5
+    """
+
+    total: float
+    count: float = 1.0
+
+    @classmethod
+    def of(cls, values: Iterable[float]) -> "Mean":
+        values = list(values)
+        return cls(math.fsum(values), len(values))
+
+    @property
+    def value(self) -> float:
+        return self.total / self.count if self.count else math.nan
+
+    def merge(self, other: "Mean") -> "Mean":
+        return Mean(self.total + other.total, self.count + other.count)
+
+
+@dataclass(frozen=True, slots=True)
+class Sum:
+    """Example:
+    >>> Sum(2.0).merge(Sum(3.0)).value
+    5.0
+    """
+
+    value: float
+
+    def merge(self, other: "Sum") -> "Sum":
+        return Sum(self.value + other.value)
+
+
+@dataclass(frozen=True, slots=True)
+class Max:
+    """Example:
+    >>> Max(2.0).merge(Max(3.0)).value
+    3.0
+    """
+
+    value: float
+
+    def merge(self, other: "Max") -> "Max":
+        return Max(max(self.value, other.value))
+
+
+@dataclass(frozen=True, slots=True)
+class Min:
+    """Example:
+    >>> Min(2.0).merge(Min(3.0)).value
+    2.0
+    """
+
+    value: float
+
+    def merge(self, other: "Min") -> "Min":
+        return Min(min(self.value, other.value))
+
+
+@dataclass(frozen=True, slots=True)
+class Std:
+    """A standard deviation over the population, from count, mean and the sum of squared distances (Chan et al. 1979).
+
+    Example:
+        >>> Std.of([1.0, 2.0]).merge(Std.of([3.0, 4.0])).value == Std.of([1.0, 2.0, 3.0, 4.0]).value
+        True
+    """
+
+    count: float
+    mean: float
+    squares: float
+
+    @classmethod
+    def of(cls, values: Iterable[float]) -> "Std":
+        values = list(values)
+        mean = math.fsum(values) / len(values) if values else 0.0
+        return cls(len(values), mean, math.fsum((value - mean) ** 2 for value in values))
+
+    @property
+    def value(self) -> float:
+        return math.sqrt(self.squares / self.count) if self.count else math.nan
+
+    def merge(self, other: "Std") -> "Std":
+        count = self.count + other.count
+        if not count:
+            return self
+        gap = other.mean - self.mean
+        mean = self.mean + gap * other.count / count
+        return Std(count, mean, self.squares + other.squares + gap**2 * self.count * other.count / count)
+
+
+Metric = Mean | Sum | Max | Min | Std
+"""Merging metrics of a kind, in any order and grouping, gives the same result."""
+Metrics = Mapping[str, Metric]
+
+
+def merge_metrics(parts: Iterable[Metrics]) -> dict[str, Metric]:
+    """All parts as one; a metric that some parts lack is that of the others.
+
+    Example:
+        >>> merge_metrics([{"train/loss": Mean(1.0)}, {"train/loss": Mean(3.0), "train/rows": Sum(2)}])
+        {'train/loss': Mean(total=4.0, count=2.0), 'train/rows': Sum(value=2)}
+    """
+    merged: dict[str, Metric] = {}
+    for part in parts:
+        for name, metric in part.items():
+            before = merged.get(name)
+            if before is not None and type(before) is not type(metric):
+                raise TypeError(f"metric {name} is a {type(before).__name__} here and a {type(metric).__name__} there")
+            merged[name] = metric if before is None else before.merge(metric)  # pyright: ignore[reportArgumentType]
+    return merged
+
+
+def metric_values(metrics: Metrics) -> dict[str, float]:
+    """The numbers, for the run directory and the trackers."""
+    return {name: float(metric.value) for name, metric in metrics.items()}
+
+
+def rollout_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
+    """What a rollout came to. Failed episodes are counted as such and are in nothing else.
+
+    Example:
+        >>> rollout_metrics([])
+        {'rollout/episodes': 0.0, 'rollout/failures': 0.0, 'rollout/retries': 0.0}
+    """
+    played = [episode for episode in episodes if not episode.status.failed]
+    metrics: dict[str, Metric] = {
+        "rollout/episodes": Sum(len(played)),
+        "rollout/failures": Sum(len(episodes) - len(played)),
+        "rollout/retries": Sum(sum(episode.attempts - 1 for episode in episodes)),
+    }
+    if episodes:
+        for status in Status:
+            shares = [float(episode.status is status) for episode in episodes]
+            metrics[f"rollout/status/{status.value}"] = Mean.of(shares)
+    if played:
+        metrics |= _outcomes(played) | _sizes(played) | _groups(played)
+    if any(episode.turns for episode in played):
+        metrics |= _replies(played)
+    return metric_values(metrics)
+
+
+def rollout_timings(episodes: Sequence[Episode]) -> dict[str, float]:
+    """Seconds spent in the generator and in environments, summed over episodes that ran side by side."""
+    turns = [turn for episode in episodes for turn in episode.turns]
+    return {
+        "time/generate_sum": math.fsum(turn.generate_seconds for turn in turns),
+        "time/env_sum": math.fsum(turn.env_seconds for turn in turns),
+        "time/generate_max": max((turn.generate_seconds for turn in turns), default=0.0),
+        "time/env_max": max((turn.env_seconds for turn in turns), default=0.0),
+    }
+
+
+def _outcomes(played: Sequence[Episode]) -> dict[str, Metric]:
+    rewards = [episode.reward for episode in played]
+    metrics: dict[str, Metric] = {
+        "rollout/reward": Mean.of(rewards),
+        "rollout/reward_std": Std.of(rewards),
+        "rollout/reward_min": Min(min(rewards)),
+        "rollout/reward_max": Max(max(rewards)),
+    }
+    parts: defaultdict[str, list[float]] = defaultdict(list)
+    for episode in played:
+        for name, value in episode.reward_parts.items():
+            parts[name].append(value)
+    for name, values in parts.items():  # a part that an episode lacks is 0 there
+        metrics[f"rollout/reward/{name}"] = Mean(math.fsum(values), len(played))
+    known = [(episode.tag, float(episode.success)) for episode in played if episode.success is not None]
+    if known:
+        metrics["rollout/success"] = Mean.of(success for _, success in known)
+        tags = sorted({tag for tag, _ in known})
+        for tag in tags if len(tags) > 1 else ():
+            metrics[f"rollout/success/{tag}"] = Mean.of(success for other, success in known if other == tag)
+    return metrics
+
+
+def _sizes(played: Sequence[Episode]) -> dict[str, Metric]:
+    sampled = [sum(len(turn.completion.ids) for turn in episode.turns) for episode in played]
+    whole = [sum(turn.num_ids for turn in episode.turns) for episode in played]
+    return {
+        "rollout/turns": Mean.of(len(episode.turns) for episode in played),
+        "rollout/turns_max": Max(max(len(episode.turns) for episode in played)),
+        "rollout/tokens": Sum(sum(sampled)),
+        "rollout/prompt_tokens": Sum(sum(whole) - sum(sampled)),
+        "rollout/episode_tokens": Mean.of(whole),
+        "rollout/episode_tokens_max": Max(max(whole)),
+        "rollout/contexts": Mean.of(sum(turn.restart for turn in episode.turns) for episode in played),
+    }
+
+
+def _groups(played: Sequence[Episode]) -> dict[str, Metric]:
+    groups: defaultdict[int, list[float]] = defaultdict(list)
+    for episode in played:
+        groups[episode.group_id].append(episode.reward)
+    several = [rewards for rewards in groups.values() if len(rewards) > 1]
+    metrics: dict[str, Metric] = {"rollout/groups": Sum(len(groups))}
+    if several:
+        metrics["rollout/zero_variance_groups"] = Mean.of(float(min(rewards) == max(rewards)) for rewards in several)
+        metrics["rollout/group_reward_std"] = Mean.of(Std.of(rewards).value for rewards in several)
+    return metrics
+
+
+def _replies(played: Sequence[Episode]) -> dict[str, Metric]:
+    turns = [turn for episode in played for turn in episode.turns]
+    texts = Counter(turn.text for turn in turns)
+    by_state: defaultdict[str, set[str]] = defaultdict(set)
+    for turn in turns:
+        by_state[turn.state_key].add(turn.text)
+    return {
+        "rollout/reply_tokens": Mean.of(len(turn.completion.ids) for turn in turns),
+        "rollout/reply_tokens_max": Max(max(len(turn.completion.ids) for turn in turns)),
+        "rollout/format_valid": Mean.of(float(turn.action is not None) for turn in turns),
+        "rollout/cut_replies": Mean.of(float(turn.completion.finish_reason == "length") for turn in turns),
+        "rollout/distinct_replies": Mean(len(texts), len(turns)),
+        "rollout/top_reply": Mean(texts.most_common(1)[0][1], len(turns)),
+        "rollout/distinct_states": Mean(len(by_state), len(turns)),
+        "rollout/logprob": Mean(
+            math.fsum(turn.completion.logprob for turn in turns), sum(len(turn.completion.ids) for turn in turns)
+        ),
+    }
