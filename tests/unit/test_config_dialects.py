@@ -1,0 +1,319 @@
+"""Every YAML block and command line that users brought from other projects, as they wrote it, and its meaning here."""
+
+import shlex
+
+import pytest
+
+from turnwise.config import Config, ConfigError, load_config
+from turnwise.config.dialect_keys import RULES, Rule
+from turnwise.config.dialects import target_of
+from turnwise.config.tree import known_fields
+from turnwise.config.yaml_io import parse_yaml
+
+
+def load(text: str, *overrides: str) -> Config:
+    return load_config(parse_yaml(text), overrides)
+
+
+def refused(text: str, *overrides: str) -> str:
+    with pytest.raises(ConfigError) as caught:
+        load(text, *overrides)
+    return str(caught.value)
+
+
+def test_multi_turn_parameters() -> None:
+    config = load("""
+train_cfgs:
+  multi_turn: true              # Enable multi-turn training
+  bi_level_gae: true           # Use bi-level GAE
+  high_level_gamma: 0.95       # Turn-level discount factor
+  max_turn: 3                  # Maximum turns per episode
+  gamma: 1.0                   # Token-level discount factor
+  gae_lambda: 1.0              # GAE lambda parameter
+""")
+    assert config.train.multi_turn
+    assert config.algo.name == "bi_level_gae"
+    assert (config.algo.high_level_gamma, config.algo.gamma, config.algo.lam) == (0.95, 1.0, 1.0)
+    assert config.train.max_turn == 3
+
+
+def test_environment_integration() -> None:
+    config = load("""
+agent_proxy:
+  max_turn: 3                  # Max turns for agent proxy
+  use_environment: true        # Enable environment interaction
+
+env_cfgs:
+  env_name: "frozen_lake"      # Environment name
+  max_episode_length: 50       # Max episode length
+""")
+    assert config.train.max_turn == 3
+    assert config.env.name == "frozen_lake"
+    assert config.env.max_actions_per_episode == 50
+
+
+def test_multi_turn_parameters_commented_in_chinese() -> None:
+    config = load("""
+train_cfgs:
+  multi_turn: true              # 启用multi-turn模式
+  bi_level_gae: true           # 启用双层GAE
+  high_level_gamma: 0.95       # 高层折扣因子
+  max_turn: 3                  # 最大轮数
+""")
+    assert (config.train.multi_turn, config.algo.name, config.train.max_turn) == (True, "bi_level_gae", 3)
+
+
+def test_environment_state_manager() -> None:
+    config = load("""
+es_manager:
+  train:
+    env_groups: 2              # 环境组数
+    group_size: 4              # 每组环境数量
+    env_configs:
+      tags: ["FrozenLake", "Sokoban"]
+      n_groups: [1, 1]
+""")
+    groups = config.rollout.train
+    assert (groups.env_groups, groups.group_size) == (2, 4)
+    assert (groups.tags, groups.n_groups) == (("FrozenLake", "Sokoban"), (1, 1))
+
+
+def test_agent_trainer_config() -> None:
+    config = load("""
+# Standard PPO config
+trainer:
+  total_epochs: 10
+  
+algorithm:
+  adv_estimator: "gae"
+
+# Agent-specific config  
+agent:
+  max_turn: 5
+  agent_length: 4
+
+env_template:
+  - env_config_for_agent_0
+  - env_config_for_agent_1
+  # ... etc
+""")
+    assert config.train.steps == 10
+    assert config.algo.name == "ppo"
+    assert config.train.max_turn == 5
+    groups = config.rollout.train
+    assert groups.env_groups * groups.group_size == 4
+    assert groups.tags == ("env_config_for_agent_0", "env_config_for_agent_1")
+    assert groups.n_groups == (2, 2)
+
+
+def test_verl_trainer_config() -> None:
+    config = load("""
+trainer:
+  total_epochs: 10
+  device: cuda
+  project_name: my_project
+  experiment_name: experiment_1
+algorithm:
+  gamma: 0.99
+  lam: 0.95
+  clip_ratio: 0.2
+data:
+  train_batch_size: 32
+actor_rollout_ref:
+  hybrid_engine: true
+  rollout:
+    n: 1
+    temperature: 0.7
+""")
+    assert (config.train.steps, config.train.device) == (10, "cuda")
+    assert (config.log.project, config.log.name) == ("my_project", "experiment_1")
+    assert (config.algo.gamma, config.algo.lam) == (0.99, 0.95)
+    assert (config.algo.clip_low, config.algo.clip_high) == (0.2, 0.2)
+    assert (config.rollout.train.env_groups, config.rollout.train.group_size) == (32, 1)
+    assert config.rollout.temperature == 0.7
+
+
+@pytest.mark.parametrize(
+    ("line", "settings"),
+    [
+        (
+            "--train_cfgs.multi_turn true --train_cfgs.bi_level_gae true --train_cfgs.max_turn 3",
+            {"multi_turn": True, "algo": "bi_level_gae", "max_turn": 3},
+        ),
+        (
+            '--train_cfgs.multi_turn true --train_cfgs.bi_level_gae true --env_cfgs.env_name "your_environment"',
+            {"multi_turn": True, "algo": "bi_level_gae", "env": "your_environment"},
+        ),
+        (
+            "--multi_turn true --bi_level_gae true --max_turn 3 --learning_rate 5e-7",
+            {"multi_turn": True, "algo": "bi_level_gae", "max_turn": 3, "lr": 5e-7},
+        ),
+    ],
+)
+def test_command_lines(line: str, settings: dict[str, object]) -> None:
+    config = load_config(None, shlex.split(line))
+    found = {
+        "multi_turn": config.train.multi_turn,
+        "algo": config.algo.name,
+        "max_turn": config.train.max_turn,
+        "env": config.env.name,
+        "lr": config.train.lr,
+    }
+    assert {key: found[key] for key in settings} == settings
+
+
+def test_dialects_mix_with_our_own_keys_and_overrides_win() -> None:
+    config = load("{train_cfgs: {max_turn: 3}, train: {lr: 0.1}, algo: {name: grpo}}", "--train.max_turn", "7")
+    assert (config.train.max_turn, config.train.lr, config.algo.name) == (7, 0.1, "grpo")
+    assert load("train: {max_turn: 3}", "--agent_proxy.max_turn=8").train.max_turn == 8
+
+
+def test_two_spellings_must_agree_within_a_layer() -> None:
+    assert load("{train_cfgs: {max_turn: 3}, agent_proxy: {max_turn: 3}}").train.max_turn == 3
+    text = refused("{train_cfgs: {max_turn: 3}, agent_proxy: {max_turn: 4}}")
+    assert "agent_proxy.max_turn: 4 contradicts train_cfgs.max_turn = 3" in text
+    assert "train.max_turn" in refused("{train_cfgs: {max_turn: 3}, train: {max_turn: 4}}")
+    assert "learning_rate" in refused("", "--learning_rate=1e-3", "--train.lr=1e-4")
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("train_cfgs: {bi_level_gae: false}", "ppo"),
+        ("{train_cfgs: {bi_level_gae: false}, algo: {name: grpo}}", "grpo"),
+        ("{algorithm: {adv_estimator: gae, bi_level_gae: true}}", "bi_level_gae"),
+        ("algorithm: {adv_estimator: reinforce_plus_plus}", "reinforce_pp"),
+        ("algorithm: {adv_estimator: grpo}", "grpo"),
+    ],
+)
+def test_estimators(text: str, name: str) -> None:
+    assert load(text).algo.name == name
+
+
+def test_estimators_over_layers() -> None:
+    assert load("train_cfgs: {bi_level_gae: true}", "algorithm.adv_estimator=gae").algo.name == "bi_level_gae"
+    assert "contradicts" in refused("train_cfgs: {bi_level_gae: true}", "algorithm.adv_estimator=grpo")
+    assert "remax" in refused("algorithm: {adv_estimator: remax}")
+    assert "true or false" in refused("train_cfgs: {bi_level_gae: 3}")
+
+
+def test_env_template_takes_settings_too() -> None:
+    config = load("""
+agent: {agent_length: 6}
+actor_rollout_ref: {rollout: {n: 2}}
+env_template:
+  - {env_name: frozen_lake, max_episode_length: 9, options: {size: 3}}
+  - {name: bandit, tag: arms}
+""")
+    assert config.rollout.train.tags == ("agent_0", "arms")
+    assert config.rollout.train.n_groups == (2, 1)
+    assert config.rollout.train.group_size == 2
+    assert config.envs["agent_0"].max_actions_per_episode == 9
+    assert config.envs["agent_0"].options == {"size": 3}
+    assert config.envs["arms"].name == "bandit"
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("{agent: {agent_length: 1}, env_template: [a, b]}", "2 entries"),
+        ("{agent: {agent_length: 3}, rollout: {train: {group_size: 2}}}", "do not divide"),
+        ("env_template: frozen_lake", "a list"),
+        ("env_template: [{nam: frozen_lake}]", "envs.agent_0.nam: unknown key. Did you mean envs.agent_0.name?"),
+        ("agent: {agent_length: 0}", "1 at least"),
+        ("{agent: {agent_length: 4}, data: {train_batch_size: 8}}", "contradicts"),
+    ],
+)
+def test_agents_that_make_no_sense(text: str, reason: str) -> None:
+    assert reason in refused(text)
+
+
+def test_settings_for_every_environment_reach_every_tag() -> None:
+    config = load("""
+agent_proxy: {action_sep: ",", enable_think: false, max_actions_per_turn: 2}
+es_manager: {format_penalty: -0.5, train: {env_groups: 2, env_configs: {tags: [FrozenLake, Sokoban]}}}
+envs: {Sokoban: {name: sokoban, format: {action_sep: ";"}}}
+""")
+    for env in (config.env, config.envs["FrozenLake"], config.envs["Sokoban"]):
+        assert env.format.max_actions_per_turn == 2
+        assert env.format.format_penalty == -0.5
+        assert not env.format.think
+    assert config.envs["FrozenLake"].format.action_sep == ","
+    assert config.envs["FrozenLake"].name == "FrozenLake"
+    assert config.envs["Sokoban"].format.action_sep == ";"
+
+
+def test_custom_envs() -> None:
+    config = load("""
+custom_envs:
+  Lake: {env_type: frozen_lake, max_actions_per_traj: 10, env_instruction: "Go.", env_config: {size: 4}}
+""")
+    lake = config.envs["Lake"]
+    assert (lake.name, lake.max_actions_per_episode, lake.system_prompt) == ("frozen_lake", 10, "Go.")
+    assert lake.options == {"size": 4}
+    assert "max_tokens" in refused("custom_envs: {Lake: {max_tokens: 100}}")
+
+
+def test_no_environment_needs_prompts() -> None:
+    assert "data.prompts" in refused("agent_proxy: {use_environment: false}")
+    config = load("{agent_proxy: {use_environment: false}, data: {prompts: p.jsonl}}")
+    assert not config.train.multi_turn
+    assert "contradicts" in refused(
+        "{agent_proxy: {use_environment: false}, data: {prompts: p.jsonl}, train_cfgs: {multi_turn: true}}"
+    )
+
+
+def test_kl() -> None:
+    config = load("actor_rollout_ref: {actor: {use_kl_loss: true, kl_loss_coef: 0.01, kl_loss_type: low_var_kl}}")
+    assert (config.algo.kl_coef, config.algo.kl_in, config.algo.kl_form) == (0.01, "loss", "k3")
+    assert load("algorithm: {use_kl_in_reward: true, kl_ctrl: {kl_coef: 0.1}}").algo.kl_in == "reward"
+    assert load("actor_rollout_ref: {actor: {use_kl_loss: false, kl_loss_coef: 0.01}}").algo.kl_coef == 0.0
+    assert "use_kl_loss" in refused("actor_rollout_ref: {actor: {kl_loss_coef: 0.01}}")
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("actor_rollout_ref: {rollout: {gpu_memory_utilization: 0.3}}", "a key of verl"),
+        ("trainer: {nnodes: 2}", "set backend: verl"),
+        ("actor_rollout_ref: {hybrid_engine: false}", "trainer's own weights"),
+        ("train_cfgs: {ds_cfgs: ds_z3_config.json}", "DeepSpeed"),
+        ("train_cfgs: {per_device_train_batch_size: 8}", "train.micro_batch_tokens"),
+        ("agent_proxy: {use_turn_scores: false}", "last token"),
+        ("seed: {train: 1, val: 2}", "disjoint"),
+        ("per_device_train_batch_size: 8", "train.micro_batch_tokens"),
+    ],
+)
+def test_a_key_that_means_nothing_here_says_why(text: str, reason: str) -> None:
+    assert reason in refused(text)
+
+
+def test_verl_keys_pass_through_with_backend_verl() -> None:
+    config = load("""
+backend: verl
+trainer: {nnodes: 2, total_epochs: 3}
+actor_rollout_ref: {hybrid_engine: true, rollout: {gpu_memory_utilization: 0.3, n: 4}}
+""")
+    assert config.verl == {
+        "trainer.nnodes": 2,
+        "actor_rollout_ref.hybrid_engine": True,
+        "actor_rollout_ref.rollout.gpu_memory_utilization": 0.3,
+    }
+    assert (config.train.steps, config.rollout.train.group_size) == (3, 4)
+    assert load("trainer: {nnodes: 2}", "backend=verl").verl == {"trainer.nnodes": 2}
+
+
+def test_every_rule_leads_to_a_setting_that_exists() -> None:
+    for key, rule in RULES.items():
+        targets = rule.to if isinstance(rule, Rule) else (target_of(key),)
+        for target in targets:
+            assert target is None or target in known_fields(), key
+
+
+def test_precision_and_lora() -> None:
+    assert load("train_cfgs: {bf16: true, fp16: false}").model.dtype == "bfloat16"
+    assert load("train_cfgs: {bf16: false}").model.dtype == "float32"
+    assert load("lora_cfgs: {use_lora: true, r: 8}").model.lora.rank == 8
+    assert load("lora_cfgs: {use_lora: false, r: 8}").model.lora.rank == 0
+    assert load("lora: {rank: 4}").model.lora.rank == 4
+    assert "lora_cfgs.r" in refused("lora_cfgs: {use_lora: true}")

@@ -1,0 +1,139 @@
+"""Small tools on nested dicts with dotted paths, and what the schema knows about each path."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from difflib import SequenceMatcher
+from functools import cache
+from typing import Any, cast
+
+from pydantic.fields import FieldInfo
+
+from turnwise.config.schema import Config, Section
+
+Tree = dict[str, Any]
+
+
+class ConfigError(ValueError):
+    """A config that cannot be used. Lists every problem that was found, not only the first.
+
+    Example:
+        >>> ConfigError(["train.lr: must be above 0, got -1"]).problems
+        ('train.lr: must be above 0, got -1',)
+    """
+
+    def __init__(self, problems: Iterable[str]) -> None:
+        self.problems = tuple(dict.fromkeys(problems))
+        count = f"{len(self.problems)} problem" + "s" * (len(self.problems) != 1)
+        super().__init__(f"the config has {count}:\n" + "\n".join(f"  - {text}" for text in self.problems))
+
+
+def is_tree(value: object) -> bool:
+    """True where the value is a mapping, so that dotted paths lead into it."""
+    return isinstance(value, Mapping)
+
+
+def get_path(tree: Mapping[str, Any], path: str) -> Any:
+    """The value at a dotted path, or None where nothing is set.
+
+    Example:
+        >>> get_path({"train": {"lr": 0.1}}, "train.lr"), get_path({}, "train.lr")
+        (0.1, None)
+    """
+    node: Any = tree
+    for part in path.split("."):
+        if not is_tree(node) or part not in node:
+            return None
+        node = node[part]
+    return node
+
+
+def has_path(tree: Mapping[str, Any], path: str) -> bool:
+    """True where something is set at a dotted path, be it None.
+
+    Example:
+        >>> has_path({"log": {"name": None}}, "log.name"), has_path({"log": {}}, "log.name")
+        (True, False)
+    """
+    parent, _, leaf = path.rpartition(".")
+    node = get_path(tree, parent) if parent else tree
+    return is_tree(node) and leaf in node
+
+
+def set_path(tree: Tree, path: str, value: Any) -> None:
+    """Sets the value at a dotted path, in place; what stood in the way is replaced.
+
+    Example:
+        >>> tree = {}
+        >>> set_path(tree, "train.lr", 0.1); tree
+        {'train': {'lr': 0.1}}
+    """
+    *parents, leaf = path.split(".")
+    node = tree
+    for part in parents:
+        if not isinstance(node.get(part), dict):
+            node[part] = {}
+        node = cast(Tree, node[part])
+    node[leaf] = value
+
+
+def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> Tree:
+    """A new tree in which `over` wins. Mappings are merged, everything else (lists too) is replaced.
+
+    Example:
+        >>> merge({"a": {"x": 1, "y": [1, 2]}}, {"a": {"y": [3]}})
+        {'a': {'x': 1, 'y': [3]}}
+    """
+    merged: Tree = {key: merge(value, {}) if is_tree(value) else value for key, value in base.items()}
+    for key, value in over.items():
+        old = merged.get(key)
+        if is_tree(value):
+            merged[key] = merge(cast(Tree, old) if is_tree(old) else {}, value)
+        else:
+            merged[key] = value
+    return merged
+
+
+def iter_fields(section: type[Section] = Config, prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
+    """Every setting of the schema as (dotted path, field), sections before what they hold.
+
+    Example:
+        >>> [path for path, _ in iter_fields()][:3]
+        ['seed', 'backend', 'model']
+    """
+    for name, field in section.model_fields.items():
+        path = f"{prefix}{name}"
+        yield path, field
+        if (inner := section_of(field)) is not None:
+            yield from iter_fields(inner, f"{path}.")
+
+
+def section_of(field: FieldInfo) -> type[Section] | None:
+    """The section class of a field that is a section, else None."""
+    kind = field.annotation
+    return kind if isinstance(kind, type) and issubclass(kind, Section) else None
+
+
+@cache
+def known_fields() -> Mapping[str, FieldInfo]:
+    """The schema's fields by dotted path."""
+    return dict(iter_fields())
+
+
+def nearest(path: str, candidates: Iterable[str]) -> str | None:
+    """The candidate most like a mistyped path: first among its siblings, then anywhere. None: nothing is alike.
+
+    Example:
+        >>> nearest("train.max_tun", ["train.max_turn", "train.steps", "env.max_turn"])
+        'train.max_turn'
+        >>> nearest("algo.max_turn", ["train.max_turn", "train.steps"])
+        'train.max_turn'
+    """
+    parent, _, leaf = path.rpartition(".")
+    best, best_score = None, 0.7
+    for candidate in candidates:
+        other_parent, _, other_leaf = candidate.rpartition(".")
+        by_leaf = SequenceMatcher(None, leaf, other_leaf).ratio()
+        score = by_leaf + 0.1 if parent == other_parent else 0.9 * by_leaf
+        score = max(score, SequenceMatcher(None, path, candidate).ratio())
+        if score > best_score:
+            best, best_score = candidate, score
+    return best
