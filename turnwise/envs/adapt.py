@@ -7,10 +7,11 @@ read, never changed.
 import inspect
 from collections.abc import Callable
 from difflib import get_close_matches
+from random import Random
 from typing import Any, TypeVar
 
 from turnwise.config.schema import EnvConfig
-from turnwise.envs.actions import answer_form, describe_format, match_action, split_reply
+from turnwise.envs.actions import answer_form, describe_format, match_action, split_reply, write_reply
 from turnwise.envs.base import BaseEnv, Env, EnvError
 from turnwise.envs.message_adapter import MessageTurns
 from turnwise.envs.messages import MultiTurnEnv
@@ -148,6 +149,13 @@ class TextTurns:
             self._closed = True
             self._phase = "closed"
             self._call("close", self.env.close)
+
+    def random_reply(self, rng: Random) -> str:
+        """A well-formed reply of random legal actions, or of a mere word where the environment knows none."""
+        several = bool(self.env.actions) and self.env.max_turns != 1
+        count = rng.randint(1, self.config.format.max_actions_per_turn) if several else 1
+        actions = [self.env.random_action(rng) or "nothing" for _ in range(count)]
+        return write_reply(actions, self.config.format)
 
     def _pieces(self, text: str) -> tuple[str, ...]:
         config = self.config.format

@@ -4,6 +4,7 @@ from random import Random
 from typing import Any
 
 from turnwise.envs.base import BaseEnv
+from turnwise.envs.validate import refuse_keywords
 from turnwise.seeding import derive_seed
 
 # (steady, daring): which of the two pays rarely but well is for the policy to find out.
@@ -67,6 +68,7 @@ class Bandit(BaseEnv):
         return self._daring if self.chance * self.high > self.low else self._steady
 
     def reset(self, seed: int | None = None, *, noise_seed: int = 0, split: str = "train", **kwargs: Any) -> str:
+        refuse_keywords(kwargs, name="bandit")
         rng = Random(derive_seed(seed or 0, f"bandit/{split}"))
         pairs = _TRAIN_ARMS if split == "train" else _VAL_ARMS
         self._steady, self._daring = rng.choice(pairs) if self._arms is None else self._arms

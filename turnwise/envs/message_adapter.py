@@ -10,7 +10,7 @@ from turnwise.envs.base import EnvError
 from turnwise.envs.messages import Messages, MultiTurnEnv, State
 from turnwise.envs.rows import prompt_messages
 from turnwise.envs.shaping import shaping_parts
-from turnwise.envs.validate import json_safe, read_flag, read_reward
+from turnwise.envs.validate import json_safe, read_reward
 from turnwise.types import Json, Message, Observation, Role, StepResult, Task
 
 
@@ -45,7 +45,11 @@ class MessageTurns:
         return Task(id=f"{self.name}/{split}/{seed}", seed=seed, payload=dict(json_safe(row)), split=split)
 
     def reset(self, task: Task, noise_seed: int = 0) -> Observation:
-        self._phase, self._closed, self._row = "failed", False, task.payload
+        self._phase, self._closed, self._row = (
+            "failed",
+            False,
+            task.payload or self._call("make_row", task.seed, task.split),
+        )
         opening = prompt_messages(self._row, name=self.name)
         system = self.env.system_prompt if self.config.system_prompt is None else self.config.system_prompt
         if system is not None and not (opening and opening[0].get("role") == "system"):
@@ -66,7 +70,7 @@ class MessageTurns:
             "seed": task.seed,
             "noise_seed": noise_seed,
         }
-        state = resolve(self._call("setup_state", self._state))
+        state = self._call("setup_state", self._state)
         self._state = self._state if state is None else self._read_state(state)
         self._phase = "playing"
         return Observation(messages=messages, tools=tuple(self.env.oai_tools))
@@ -78,7 +82,7 @@ class MessageTurns:
         self._append([message])
         self._state["turn"] += 1
         done = self._call("is_completed", copy.deepcopy(self._messages), self._state)
-        terminated = read_flag(resolve(done), name=f"{self.name}: is_completed")
+        terminated = bool(done)
         truncated = not terminated and self.max_turns is not None and self._state["turn"] >= self.max_turns
         reply: tuple[Message, ...] = ()
         if not terminated and not truncated:
@@ -117,7 +121,7 @@ class MessageTurns:
             self._call("close")
 
     def _ask_env(self) -> tuple[Message, ...]:
-        value = resolve(self._call("env_response", copy.deepcopy(self._messages), self._state))
+        value = self._call("env_response", copy.deepcopy(self._messages), self._state)
         if isinstance(value, tuple) and len(cast(tuple[Any, ...], value)) == 2:
             raw, state = cast(tuple[Any, Any], value)
             self._state = self._read_state(state)

@@ -1,16 +1,18 @@
-"""Environments in message style: a data set of prompts, a rubric, and for several turns two methods.
+"""Environments in message style: a data set of prompts, a rubric, and for several turns two methods, or tools.
 
 Messages are dicts in OpenAI's shape on both sides. One object serves many episodes one after the other; what belongs
 to an episode lives in its `state`.
 """
 
+import json
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal
 
 from turnwise.envs.rows import RowSplits, load_rows
 from turnwise.envs.rubric import Rubric
-from turnwise.types import Json
+from turnwise.envs.tools import Tool, make_tool, run_tool, tool_calls
+from turnwise.types import Json, Message, ToolCall
 
 Messages = list[dict[str, Json]]
 State = dict[str, Any]
@@ -124,6 +126,87 @@ class SingleTurnEnv(MultiTurnEnv):
 
     def env_response(self, messages: Messages, state: State, **kwargs: Any) -> tuple[Messages, State]:
         return [], state
+
+
+class ToolEnv(MultiTurnEnv):
+    """The model calls tools until it replies without a call; then the rubric scores the conversation.
+
+    Calls come parsed with the message, or stand in its text as <tool_call>{"name": .., "arguments": {..}}</tool_call>.
+
+    Example:
+        >>> def double(x: int) -> int:
+        ...     '''Doubles a number.'''
+        ...     return 2 * x
+        >>> env = ToolEnv(tools=[double], dataset=[{"prompt": "Twice 21?"}])
+        >>> env.oai_tools[0]["function"]["name"]
+        'double'
+        >>> call = {"role": "assistant", "content": '<tool_call>{"name": "double", "arguments": {"x": 21}}</tool_call>'}
+        >>> env.env_response([call], {})[0][0]["content"]
+        '42'
+    """
+
+    def __init__(
+        self,
+        tools: Sequence[Callable[..., Any]] = (),
+        dataset: Any = None,
+        rubric: Rubric | None = None,
+        system_prompt: str | None = None,
+        *,
+        max_turns: int | None = 10,
+        eval_dataset: Any = None,
+        val_fraction: float = 0.1,
+        parser: Any = None,
+        tool_timeout: float | None = 30.0,
+        max_calls_per_turn: int = 8,
+        max_result_chars: int = 8000,
+        tool_role: Literal["tool", "user"] = "tool",
+        describe_tools: bool = False,
+    ) -> None:
+        """`tool_timeout` is in seconds per call. `tool_role` "user" is for chat templates without tool messages;
+        `describe_tools` writes the schemas into the system prompt, for templates that do not show tools."""
+        super().__init__(
+            dataset,
+            rubric,
+            system_prompt,
+            max_turns=max_turns,
+            eval_dataset=eval_dataset,
+            val_fraction=val_fraction,
+            parser=parser,
+        )
+        self.tools: dict[str, Tool] = {}
+        for tool in map(make_tool, tools):
+            if tool.name in self.tools:
+                raise ValueError(f"two tools are called {tool.name!r}; names must differ")
+            self.tools[tool.name] = tool
+        self.oai_tools = [dict(tool.schema) for tool in self.tools.values()]
+        self.tool_timeout, self.tool_role = tool_timeout, tool_role
+        self.max_calls_per_turn, self.max_result_chars = max_calls_per_turn, max_result_chars
+        if describe_tools:
+            lines = [json.dumps(schema["function"]) for schema in self.oai_tools]
+            how = 'Call a tool with <tool_call>{"name": "NAME", "arguments": {}}</tool_call>. Tools:'
+            self.system_prompt = "\n".join([*([system_prompt] if system_prompt else []), how, *lines])
+
+    def is_completed(self, messages: Messages, state: State, **kwargs: Any) -> Any:
+        return not tool_calls(Message.from_json(messages[-1]))
+
+    def env_response(self, messages: Messages, state: State, **kwargs: Any) -> Any:
+        calls = tool_calls(Message.from_json(messages[-1]))
+        return [self._answer(call, index) for index, call in enumerate(calls)], state
+
+    def _answer(self, call: ToolCall, index: int) -> dict[str, Any]:
+        if index >= self.max_calls_per_turn:
+            text = f"error: not run, a reply may hold {self.max_calls_per_turn} calls"
+        elif call.name in self.tools:
+            text = run_tool(self.tools[call.name], call.arguments, timeout=self.tool_timeout)
+        elif call.name:
+            text = f"error: no tool is called {call.name[:80]!r}; there are {', '.join(self.tools)}"
+        else:
+            text = 'error: a call is a JSON object like {"name": "NAME", "arguments": {}}'
+        if len(text) > self.max_result_chars:
+            text = text[: self.max_result_chars] + " [cut]"
+        if self.tool_role == "user":
+            return {"role": "user", "content": text}
+        return {"role": "tool", "content": text, "tool_call_id": call.id, "name": call.name}
 
 
 def is_multi_turn(env: MultiTurnEnv) -> bool:

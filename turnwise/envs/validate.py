@@ -155,3 +155,15 @@ def _brief(value: Any) -> str:
     except Exception as error:
         text = f"<{type(value).__name__} whose repr raised {type(error).__name__}>"
     return text if len(text) <= 200 else text[:197] + "..."
+
+
+def refuse_keywords(kwargs: Mapping[str, Any], *, name: str) -> None:
+    """Raises where reset was given a keyword that the environment does not know, instead of ignoring it.
+
+    Example:
+        >>> refuse_keywords({"sed": 3}, name="bandit")
+        Traceback (most recent call last):
+        TypeError: reset of bandit has no option 'sed'
+    """
+    for key in kwargs:
+        raise TypeError(f"reset of {name} has no option {key!r}")
