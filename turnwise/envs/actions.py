@@ -127,15 +127,15 @@ def random_reply(legal: Sequence[str], config: FormatConfig, rng: Random) -> str
     return write_reply([rng.choice(legal) for _ in range(count)], config)
 
 
-def describe_format(config: FormatConfig, legal: Sequence[str] = ()) -> str:
-    """How to answer, in a line or two for the system message.
+def describe_format(config: FormatConfig, legal: Sequence[str] = (), *, listed: bool = True) -> str:
+    """How to answer, in a line or two for the system message; `listed`: say which actions are legal.
 
     Example:
         >>> print(describe_format(FormatConfig(max_actions_per_turn=2), ("up", "left")))
         Actions: up, left.
         Reply with <think>your thoughts</think><answer>action</answer>; up to 2 actions, separated by ||.
     """
-    lines = [f"Actions: {', '.join(legal)}."] if legal else []
+    lines = [f"Actions: {', '.join(legal)}."] if legal and listed else []
     several = config.max_actions_per_turn > 1 and bool(legal)
     count = f"; up to {config.max_actions_per_turn} actions, separated by {config.action_sep}" if several else ""
     lines.append(f"Reply with {answer_form(config, legal)}{count}.")

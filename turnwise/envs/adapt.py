@@ -66,6 +66,9 @@ class TextTurns:
         self._text = ""
         self._actions_left: int | None = None
         self._closed = False
+        self._fixed_actions = env.actions  # what a reset sets instead belongs to a state, whose text must show it
+        limit = {"max_actions_per_turn": 1} if env.max_turns == 1 else {}
+        self._format = config.format.model_copy(update=limit)
 
     @property
     def max_turns(self) -> int | None:
@@ -108,7 +111,7 @@ class TextTurns:
         before = self._potential()
         played, env_reward, info = [], 0.0, dict[str, Json]()
         terminated = truncated = False
-        for piece in self._pieces(message.content):
+        for piece in split_reply(message.content, self._format, self.env.actions)[0]:
             action = match_action(piece, self.env.actions)
             if action is None:
                 break
@@ -152,20 +155,13 @@ class TextTurns:
 
     def random_reply(self, rng: Random) -> str:
         """A well-formed reply of random legal actions, or of a mere word where the environment knows none."""
-        several = bool(self.env.actions) and self.env.max_turns != 1
-        count = rng.randint(1, self.config.format.max_actions_per_turn) if several else 1
+        count = rng.randint(1, self._format.max_actions_per_turn) if self.env.actions else 1
         actions = [self.env.random_action(rng) or "nothing" for _ in range(count)]
-        return write_reply(actions, self.config.format)
-
-    def _pieces(self, text: str) -> tuple[str, ...]:
-        config = self.config.format
-        if self.env.max_turns == 1 and not self.env.actions:
-            config = config.model_copy(update={"max_actions_per_turn": 1})
-        return split_reply(text, config, self.env.actions)[0]
+        return write_reply(actions, self._format)
 
     def _system_text(self) -> str:
         instruction = self.env.instruction if self.config.system_prompt is None else self.config.system_prompt
-        how = describe_format(self.config.format, self.env.actions)
+        how = describe_format(self._format, self.env.actions, listed=bool(self._fixed_actions))
         return f"{instruction}\n{how}" if instruction else how
 
     def _user_message(self, *, valid: bool) -> Message:
@@ -173,7 +169,7 @@ class TextTurns:
         lines = [self._text]
         if self._actions_left is not None:
             lines.append(f"Actions left: {self._actions_left}.")
-        form = answer_form(self.config.format, self.env.actions)
+        form = answer_form(self._format, self.env.actions)
         reminder = self.config.format.reminder
         if not valid and reminder != "never":
             lines.append(f"No legal action in your reply. Reply with {form}.")

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from turnwise.envs.rows import RowSplits, load_rows
 from turnwise.envs.rubric import Rubric
-from turnwise.envs.tools import Tool, make_tool, run_tool, tool_calls
+from turnwise.envs.tool_calls import Tool, make_tool, run_tool, tool_calls
 from turnwise.types import Json, Message, ToolCall
 
 Messages = list[dict[str, Json]]
