@@ -1,0 +1,110 @@
+"""turnwise trains language-model agents over many turns with reinforcement learning.
+
+Names are imported when they are first used, so `import turnwise` costs nothing and does not load torch.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from turnwise.algos import compute_bi_level_gae_advantage_return
+    from turnwise.config import Config, ConfigError, ConfigStore, load_config, show_config
+    from turnwise.data.batch import Batch
+    from turnwise.envs.base import BaseEnv
+    from turnwise.envs.check import check_env
+    from turnwise.envs.messages import MultiTurnEnv, SingleTurnEnv, ToolEnv
+    from turnwise.envs.registry import list_envs, make_env, register
+    from turnwise.envs.rubric import Rubric
+    from turnwise.envs.simple_game import SimpleGameEnvironment
+    from turnwise.generate.base import Generator, Sampling
+    from turnwise.generate.hf import HFGenerator
+    from turnwise.generate.scripted import ScriptedGenerator
+    from turnwise.rollout.agents import Agent, register_agent
+    from turnwise.rollout.context import ContextManager
+    from turnwise.rollout.env_state import EnvStateManager
+    from turnwise.rollout.proxy import AgentProxy
+    from turnwise.rollout.sync import SyncMultiTurnRollout
+    from turnwise.train.trainer import PPOTrainer
+    from turnwise.types import Completion, Episode, Message, Observation, Sample, Status, StepResult, Task, Turn
+
+__version__: str
+
+__all__ = [
+    "Agent",
+    "AgentProxy",
+    "BaseEnv",
+    "Batch",
+    "Completion",
+    "Config",
+    "ConfigError",
+    "ConfigStore",
+    "ContextManager",
+    "EnvStateManager",
+    "Episode",
+    "Generator",
+    "HFGenerator",
+    "Message",
+    "MultiTurnEnv",
+    "Observation",
+    "PPOTrainer",
+    "Rubric",
+    "Sample",
+    "Sampling",
+    "ScriptedGenerator",
+    "SimpleGameEnvironment",
+    "SingleTurnEnv",
+    "Status",
+    "StepResult",
+    "SyncMultiTurnRollout",
+    "Task",
+    "ToolEnv",
+    "Turn",
+    "__version__",
+    "check_env",
+    "compute_bi_level_gae_advantage_return",
+    "list_envs",
+    "load_config",
+    "make_env",
+    "register",
+    "register_agent",
+    "show_config",
+]
+
+_HOMES = {
+    "turnwise.algos": ("compute_bi_level_gae_advantage_return",),
+    "turnwise.config": ("Config", "ConfigError", "ConfigStore", "load_config", "show_config"),
+    "turnwise.data.batch": ("Batch",),
+    "turnwise.envs.base": ("BaseEnv",),
+    "turnwise.envs.check": ("check_env",),
+    "turnwise.envs.messages": ("MultiTurnEnv", "SingleTurnEnv", "ToolEnv"),
+    "turnwise.envs.registry": ("list_envs", "make_env", "register"),
+    "turnwise.envs.rubric": ("Rubric",),
+    "turnwise.envs.simple_game": ("SimpleGameEnvironment",),
+    "turnwise.generate.base": ("Generator", "Sampling"),
+    "turnwise.generate.hf": ("HFGenerator",),
+    "turnwise.generate.scripted": ("ScriptedGenerator",),
+    "turnwise.rollout.agents": ("Agent", "register_agent"),
+    "turnwise.rollout.context": ("ContextManager",),
+    "turnwise.rollout.env_state": ("EnvStateManager",),
+    "turnwise.rollout.proxy": ("AgentProxy",),
+    "turnwise.rollout.sync": ("SyncMultiTurnRollout",),
+    "turnwise.train.trainer": ("PPOTrainer",),
+    "turnwise.types": (
+        *("Completion", "Episode", "Message", "Observation", "Sample", "Status", "StepResult", "Task", "Turn"),
+    ),
+}
+_HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        from importlib.metadata import version
+
+        return version("turnwise")
+    if name not in _HOME_OF:
+        raise AttributeError(f"module 'turnwise' has no attribute {name!r}")
+    return getattr(import_module(_HOME_OF[name]), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

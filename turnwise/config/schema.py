@@ -260,6 +260,8 @@ class TrainConfig(Section):
     max_grad_norm: float = Field(default=1.0, gt=0.0)
     target_kl: float | None = Field(default=None, gt=0.0)
     """Stop a step's remaining epochs once the policy moved this far."""
+    max_idle_steps: int = Field(default=10, ge=1)
+    """Stop after so many steps in a row in which no group differed in reward, so that there was nothing to learn."""
     device: str = "auto"
     """auto, cpu, cuda or cuda:N."""
     deterministic: bool | None = None

@@ -1,0 +1,56 @@
+# make test    install and run the whole quick suite        make train   install and run the main job
+# make lint    ruff and pyright only                        make bench   the benchmarks
+PYTHON ?= python3
+VENV ?= .venv
+EXTRAS ?= dev,lora,math,webshop,inspect
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+CONSTRAINTS := requirements/constraints.txt
+TORCH := $(shell sed -n 's/^torch==//p' $(CONSTRAINTS))
+CPU_WHEELS := https://download.pytorch.org/whl/cpu
+
+# Tests are small: one thread each is quicker than many, and results do not depend on the number of cores.
+export OMP_NUM_THREADS ?= 1
+
+.PHONY: install test test-slow test-gpu lint format train bench clean
+
+install: $(READY)
+
+# Without a GPU the CPU build of torch is taken, from whatever index pip knows, else from PyTorch's own.
+$(READY): pyproject.toml $(CONSTRAINTS)
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	if command -v nvidia-smi >/dev/null; then \
+		$(BIN)/pip install -q -c $(CONSTRAINTS) torch==$(TORCH); \
+	else \
+		$(BIN)/pip install -q -c $(CONSTRAINTS) torch==$(TORCH)+cpu || \
+		$(BIN)/pip install -q -c $(CONSTRAINTS) --extra-index-url $(CPU_WHEELS) torch==$(TORCH)+cpu; \
+	fi
+	$(BIN)/pip install -q -c $(CONSTRAINTS) -e '.[$(EXTRAS)]'
+	touch $@
+
+lint: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright
+
+test: lint
+	$(BIN)/pytest -m "not gpu and not slow and not verl"
+
+test-slow: $(READY)
+	$(BIN)/pytest -m "slow and not gpu"
+
+test-gpu: $(READY)
+	$(BIN)/pytest -m gpu
+
+format: $(READY)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+train: $(READY)
+	$(BIN)/turnwise train
+
+bench: $(READY)
+	for file in benchmarks/*.py; do echo "== $$file"; $(BIN)/python $$file || exit 1; done
+
+clean:
+	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis build dist *.egg-info

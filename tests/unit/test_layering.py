@@ -1,0 +1,119 @@
+"""The direction in which data flows is the direction in which imports point. Parsed, not run."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2] / "turnwise"
+
+# What each part may import, besides itself. `testing` helps tests and may use everything in the core.
+ALLOWED: dict[str, set[str]] = {
+    "types": set(),
+    "seeding": {"types"},
+    "config": {"types", "seeding"},
+    "envs": {"types", "seeding", "config"},
+    "generate": {"types", "seeding", "config", "envs"},
+    "data": {"types", "config"},
+    "rollout": {"types", "seeding", "config", "envs", "generate", "data"},
+    "algos": {"types", "config", "data"},
+    "log": {"types", "config"},
+    "train": {"types", "seeding", "config", "envs", "generate", "rollout", "data", "algos", "log"},
+    "inspector": {"types", "config", "log"},
+    "cli": {"types", "seeding", "config", "envs", "generate", "rollout", "data", "algos", "train", "log", "inspector"},
+}
+ALLOWED["testing"] = ALLOWED["train"] | {"train"}
+ALLOWED["integrations"] = ALLOWED["train"] | {"train", "testing"}
+ALLOWED["trainers"] = {"cli", "config", "train", "integrations"}
+
+# These start with `turnwise --help` and `import turnwise`, so nothing heavy may be imported at their top.
+LIGHT = ("types.py", "seeding.py", "__init__.py", "__main__.py", "config", "cli", "envs/registry.py", "envs/base.py")
+HEAVY = {
+    "torch",
+    "transformers",
+    "tokenizers",
+    "safetensors",
+    "gymnasium",
+    "numpy",
+    "trl",
+    "verl",
+    "ray",
+    "vllm",
+    "peft",
+}
+
+
+def modules() -> list[Path]:
+    return sorted(ROOT.rglob("*.py"))
+
+
+def part_of(path: Path) -> str:
+    return path.relative_to(ROOT).parts[0].removesuffix(".py")
+
+
+def imports(tree: ast.AST, *, path: Path) -> set[str]:
+    """Full names of what is imported. `from turnwise import x` counts as turnwise.x."""
+    found: set[str] = set()
+    package = ["turnwise", *path.relative_to(ROOT).parts[:-1]]
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            base = ".".join(package[: len(package) - node.level + 1]) if node.level else ""
+            module = ".".join(part for part in (base, node.module or "") if part)
+            found |= {f"{module}.{alias.name}" for alias in node.names}
+    return found
+
+
+class _TopLevel(ast.NodeTransformer):
+    """Leaves only what runs when the module is imported."""
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> None:
+        return None
+
+    def visit_AsyncFunctionDef(self, node: ast.AsyncFunctionDef) -> None:
+        return None
+
+    def visit_If(self, node: ast.If) -> ast.AST | None:
+        return None if ast.unparse(node.test) in ("TYPE_CHECKING", "__name__ == '__main__'") else node
+
+
+@pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(ROOT)))
+def test_nothing_imports_what_lies_to_its_right(path: Path) -> None:
+    part = part_of(path)
+    if part in ("__init__", "__main__"):
+        return
+    assert part in ALLOWED, f"turnwise/{part} is new: give it a place in the order"
+    for name in imports(ast.parse(path.read_text(encoding="utf-8")), path=path):
+        root, _, rest = name.partition(".")
+        target = rest.partition(".")[0]
+        if root == "turnwise" and target != "__version__":
+            assert target == part or target in ALLOWED[part], f"{path.relative_to(ROOT)} must not import {name}"
+
+
+def light_modules() -> list[Path]:
+    chosen = [ROOT / name for name in LIGHT]
+    return [path for path in modules() if any(path == one or one in path.parents for one in chosen)]
+
+
+@pytest.mark.parametrize("path", light_modules(), ids=lambda path: str(path.relative_to(ROOT)))
+def test_light_modules_import_nothing_heavy_at_their_top(path: Path) -> None:
+    top = _TopLevel().visit(ast.parse(path.read_text(encoding="utf-8")))
+    heavy = {name for name in imports(top, path=path) if name.partition(".")[0] in HEAVY}
+    assert not heavy, f"{path.relative_to(ROOT)} loads {', '.join(sorted(heavy))} when it is imported; import it inside"
+
+
+def test_the_order_has_no_circles() -> None:
+    def reach(part: str, seen: tuple[str, ...]) -> None:
+        assert part not in seen, " -> ".join((*seen, part))
+        for other in ALLOWED[part]:
+            reach(other, (*seen, part))
+
+    for part in ALLOWED:
+        reach(part, ())
+
+
+def test_the_parser_sees_relative_and_nested_imports() -> None:
+    source = "from ..train import loop\ndef f():\n    import turnwise.cli.main\nfrom turnwise import rollout"
+    found = imports(ast.parse(source), path=ROOT / "envs" / "x.py")
+    assert found == {"turnwise.train.loop", "turnwise.cli.main", "turnwise.rollout"}
