@@ -1,14 +1,14 @@
 """`turnwise config`: what can be set, and what a config comes to."""
 
 import json
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from pydantic.fields import FieldInfo
 
 from turnwise.cli.args import TAKES_OVERRIDES, config_from, fail
 from turnwise.config import list_recipes, show_config
-from turnwise.config.tree import iter_fields, known_fields, nearest, section_of
+from turnwise.config.tree import default_at, iter_fields, known_fields, nearest, section_of
 
 
 def register(app: typer.Typer) -> None:
@@ -63,8 +63,10 @@ def describe(path: str, field: FieldInfo) -> str:
     if inner is not None:
         return f"{path}: {', '.join(inner.model_fields)}"
     text = " ".join((field.description or "").split())
-    return f"{path} = {_literal(field.get_default(call_default_factory=True, validated_data={}))}  {text}".rstrip()
+    return f"{path} = {default_text(path)}  {text}".rstrip()
 
 
-def _literal(value: Any) -> str:
+def default_text(path: str) -> str:
+    """A key's default, as it would be written in YAML."""
+    value = default_at(path)
     return value if isinstance(value, str) else json.dumps(value)

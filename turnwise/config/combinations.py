@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any, cast
 
 from turnwise.config.dialect_keys import ESTIMATORS
-from turnwise.config.tree import Tree, get_path, is_tree, known_fields
+from turnwise.config.tree import Tree, default_at, get_path, is_tree
 
 
 def _flag(facts: Tree, key: str) -> bool | None:
@@ -27,7 +27,7 @@ def _estimator(facts: Tree, seen: Tree) -> Tree:
     if given is None:
         if bi_level:
             return {"algo.name": "bi_level_gae"}
-        current = get_path(seen, "algo.name") or known_fields()["algo"].get_default().name
+        current = get_path(seen, "algo.name") or default_at("algo.name")
         return {"algo.name": "ppo"} if current == "bi_level_gae" else {}
     if given not in ESTIMATORS:
         raise ValueError(f"{given!r} is no estimator here: algorithm.adv_estimator is one of {', '.join(ESTIMATORS)}")

@@ -11,7 +11,18 @@ from typing import Any, cast
 from turnwise.config.combinations import COMBINATIONS
 from turnwise.config.dialect_keys import RULES, SHORT_FLAG_SECTIONS, VERL_ROOTS, AnyRule, Fact, No, Only, Rule
 from turnwise.config.schema import Config
-from turnwise.config.tree import Tree, get_path, has_path, is_tree, known_fields, merge, nearest, section_of, set_path
+from turnwise.config.tree import (
+    Tree,
+    default_at,
+    get_path,
+    has_path,
+    is_tree,
+    known_fields,
+    merge,
+    nearest,
+    section_of,
+    set_path,
+)
 
 
 class Translator:
@@ -51,7 +62,7 @@ class Translator:
     def finish(self) -> Tree:
         """The tree of all layers, with settings for every environment spread over the tags."""
         tree = merge(self._tree, {})
-        name = get_path(tree, "env.name") or known_fields()["env"].get_default().name
+        name = get_path(tree, "env.name") or default_at("env.name")
         tags = dict.fromkeys(get_path(tree, "envs") or ())
         for split in ("train", "val"):
             found = get_path(tree, f"rollout.{split}.tags")

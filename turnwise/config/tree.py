@@ -118,6 +118,16 @@ def known_fields() -> Mapping[str, FieldInfo]:
     return dict(iter_fields())
 
 
+def default_at(path: str) -> Any:
+    """The value that a key has where nobody sets it.
+
+    Example:
+        >>> default_at("rollout.train.group_size"), default_at("rollout.val.group_size")
+        (16, 1)
+    """
+    return get_path(Config().model_dump(), path)
+
+
 def nearest(path: str, candidates: Iterable[str]) -> str | None:
     """The candidate most like a mistyped path: first among its siblings, then anywhere. None: nothing is alike.
 
