@@ -41,8 +41,7 @@ class MessageTurns:
         return min(limits, default=None)
 
     def make_task(self, seed: int, split: str) -> Task:
-        row = self._call("make_row", seed, split)
-        return Task(id=f"{self.name}/{split}/{seed}", seed=seed, payload=dict(json_safe(row)), split=split)
+        return Task(id=f"{self.name}/{split}/{seed}", seed=seed, payload=self._draw(seed, split), split=split)
 
     def reset(self, task: Task, noise_seed: int = 0) -> Observation:
         self._phase, self._closed, self._row = (
@@ -120,6 +119,12 @@ class MessageTurns:
             self._closed, self._phase = True, "closed"
             self._call("close")
 
+    def _draw(self, seed: int, split: str) -> dict[str, Json]:
+        row = self._call("make_row", seed, split)
+        if not isinstance(row, Mapping):
+            raise EnvError(f"{self.name}: make_row returns a dict, got {type(row).__name__}")
+        return cast(dict[str, Json], json_safe(cast(Mapping[str, Any], row)))
+
     def _ask_env(self) -> tuple[Message, ...]:
         value = self._call("env_response", copy.deepcopy(self._messages), self._state)
         if isinstance(value, tuple) and len(cast(tuple[Any, ...], value)) == 2:
@@ -179,8 +184,11 @@ class MessageTurns:
         return cast(State, state)
 
     def _read_messages(self, value: Any, *, where: str) -> tuple[Message, ...]:
-        items: list[Any] = [value] if isinstance(value, str | Mapping) else list(value or ())
-        return tuple(self._read_message(item, where=where) for item in items)
+        if isinstance(value, str | Mapping | Message):
+            return (self._read_message(value, where=where),)
+        if value is None or not isinstance(value, Sequence):
+            raise EnvError(f"{self.name}: {where} is a list of messages, got {type(value).__name__}")
+        return tuple(self._read_message(item, where=where) for item in cast(Sequence[Any], value))
 
     def _read_message(self, item: Any, *, where: str) -> Message:
         if isinstance(item, Message):
@@ -195,4 +203,7 @@ class MessageTurns:
                 f"{self.name}: a message in {where} has a role among {', '.join(get_args(Role))} and text as content, "
                 f"got {str(dict(data))[:200]}"
             )
-        return Message.from_json(data)
+        try:
+            return Message.from_json(data)
+        except (KeyError, TypeError) as error:
+            raise EnvError(f"{self.name}: {where} holds malformed tool calls: {str(dict(data))[:200]}") from error

@@ -50,7 +50,7 @@ class PlainEnv(BaseEnv):
         return self._obj.reset
 
     def reset(self, seed: int | None = None, **kwargs: Any) -> Any:
-        value = self._obj.reset(seed=seed, **kwargs)
+        value = self._obj.reset(**kwargs) if seed is None else self._obj.reset(seed=seed, **kwargs)
         return self._text_first(value) if isinstance(value, tuple) else self._text(value)
 
     def step(self, action: str) -> Any:
