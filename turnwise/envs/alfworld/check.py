@@ -25,14 +25,14 @@ class GameFailure:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GamesReport:
-    """What `check_games` found.
+    r"""What `check_games` found.
 
     Example:
         >>> report = GamesReport(path="g.jsonl", num_games=3, num_reached=2, num_steps=40, seconds=0.5,
         ...     failures=(GameFailure(game_id="t/1", reason="no walkthrough"),))
         >>> report.ok
         False
-        >>> print(report.summary())
+        >>> print("\n".join(report.lines()))
         g.jsonl: 2 of 3 walkthroughs reach their goal (40 steps, 80 steps/s, loading included)
           t/1: no walkthrough
     """
@@ -50,14 +50,14 @@ class GamesReport:
         """True where every walkthrough reaches its goal."""
         return not self.failures
 
-    def summary(self) -> str:
-        """The report for people, one line per failure."""
+    def lines(self) -> list[str]:
+        """The report for people: one line, then one per failure."""
         speed = self.num_steps / self.seconds if self.seconds > 0 else 0.0
         head = (
             f"{self.path}: {self.num_reached} of {self.num_games} walkthroughs reach their goal "
             f"({self.num_steps} steps, {speed:.0f} steps/s, loading included)"
         )
-        return "\n".join([head, *(f"  {failure.game_id}: {failure.reason}" for failure in self.failures)])
+        return [head, *(f"  {failure.game_id}: {failure.reason}" for failure in self.failures)]
 
 
 def check_games(path: str | Path, *, engine: str = "plain") -> GamesReport:

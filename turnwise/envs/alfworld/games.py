@@ -3,7 +3,7 @@
 import gzip
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -101,6 +101,8 @@ class Game:
     @classmethod
     def from_row(cls, row: Mapping[str, Any]) -> "Game":
         """The game of one row. Raises ValueError where a field is missing or the task is not one of `TASKS`."""
+        if not isinstance(row, dict):
+            raise ValueError(f"a game's row is a JSON object, got {type(row).__name__}")
         missing = [
             key for key in ("split", "task", "trial", "task_type", "pddl_params", "pddl_problem") if key not in row
         ]
@@ -137,31 +139,62 @@ def _world(problem: str) -> World:
 
 
 def load_games(path: str | Path) -> tuple[Game, ...]:
-    """The games of a JSON-lines file, gzipped or not, in its order.
+    """The games of a JSON-lines file, gzipped or not, in its order; or of a folder, as alfworld-download lays it out.
 
-    Raises ValueError with the number of the line that is not a game, or where two games share an id.
+    Raises ValueError with the number of the line (or the file) that is not a game, or where two games share an id.
     """
-    file = Path(path)
-    if not file.is_file():
-        raise FileNotFoundError(f"games are read from a JSON-lines file (.jsonl or .jsonl.gz), there is none at {file}")
+    source = Path(path)
+    if not source.exists():
+        raise FileNotFoundError(
+            f"games are read from a JSON-lines file (.jsonl, .jsonl.gz) or a folder of games, there is none at {source}"
+        )
     games: dict[str, Game] = {}
+    for where, row in _folder_rows(source) if source.is_dir() else _file_rows(source):
+        try:
+            game = Game.from_row(json.loads(row) if isinstance(row, str) else row)
+        except (ValueError, KeyError, TypeError) as error:
+            raise ValueError(f"{where}: {error}") from error
+        if game.id in games:
+            raise ValueError(f"{where}: games have different ids, {game.id!r} is there twice")
+        games[game.id] = game
+    if not games:
+        raise ValueError(f"there is at least one game in what is loaded, {source} has none")
+    return tuple(games.values())
+
+
+def _file_rows(file: Path) -> Iterator[tuple[str, str]]:
     with gzip.open(file, "rt", encoding="utf-8") if file.suffix == ".gz" else file.open(encoding="utf-8") as lines:
         for number, line in enumerate(lines, start=1):
-            if not line.strip():
-                continue
-            try:
-                row = json.loads(line)
-                if not isinstance(row, dict):
-                    raise ValueError(f"a game's row is a JSON object, got {type(row).__name__}")
-                game = Game.from_row(cast(Mapping[str, Any], row))
-            except (ValueError, KeyError, TypeError) as error:
-                raise ValueError(f"{file}, line {number}: {error}") from error
-            if game.id in games:
-                raise ValueError(f"{file}, line {number}: games have different ids, {game.id!r} is there twice")
-            games[game.id] = game
-    if not games:
-        raise ValueError(f"a file of games has at least one line, {file} has none")
-    return tuple(games.values())
+            if line.strip():
+                yield f"{file}, line {number}", line
+
+
+def _folder_rows(folder: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """One row per folder SPLIT/TASK/TRIAL that holds a game, without the tasks that ALFWorld leaves out."""
+    for file in sorted(folder.glob("**/traj_data.json")):
+        trial = file.parent
+        game_file, problem_file = trial / "game.tw-pddl", trial / "initial_state.pddl"
+        left_out = "movable" in trial.parent.name or "Sliced" in trial.parent.name
+        if left_out or not (game_file.is_file() or problem_file.is_file()):
+            continue
+        about = json.loads(file.read_text(encoding="utf-8"))
+        game: dict[str, Any] = json.loads(game_file.read_text(encoding="utf-8")) if game_file.is_file() else {}
+        if game.get("solvable") is False:
+            continue
+        yield (
+            str(file),
+            {
+                "split": trial.parent.parent.name,
+                "task": trial.parent.name,
+                "trial": trial.name,
+                "task_type": about["task_type"],
+                "pddl_params": about["pddl_params"],
+                "scene": about.get("scene"),
+                "human_task_descs": [note["task_desc"] for note in about.get("turk_annotations", {}).get("anns", ())],
+                "pddl_problem": game.get("pddl_problem") or problem_file.read_text(encoding="utf-8"),
+                "walkthrough": game.get("walkthrough"),
+            },
+        )
 
 
 def save_games(path: str | Path, *, games: Iterable[Game]) -> None:
