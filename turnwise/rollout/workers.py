@@ -1,6 +1,7 @@
 """Where environments run: inline, in threads, or in worker processes that can be killed."""
 
 import asyncio
+import contextlib
 import itertools
 import logging
 import os
@@ -220,8 +221,10 @@ class _RemoteHandle:
             return
         self._closed = True
         self._worker.num_open -= 1
-        if self._opened and self._worker.lost is None:
-            await self._worker.request({"op": "close", "id": self._id}, self._pool.config.step_timeout)
+        if self._opened:
+            # An environment whose worker is gone is closed.
+            with contextlib.suppress(WorkerLostError):
+                await self._worker.request({"op": "close", "id": self._id}, self._pool.config.step_timeout)
 
 
 class ProcessPool:
