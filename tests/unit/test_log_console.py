@@ -20,8 +20,8 @@ AFTER = Evaluated(step=3, label="after", episodes=256, success=(0.60, 0.66, 0.72
 def show(sink: ConsoleSink) -> None:
     sink.handle(RunStarted(path=Path("runs/lake"), config=Config(train=TrainConfig(steps=3)), facts={"device": "cpu"}))
     sink.handle(BEFORE)
-    for step in range(3):
-        numbers = {"rollout/success": step / 4, "rollout/reward": -0.5, "rollout/tokens": 100.0, "time/step": 0.5}
+    for step in (1, 2, 3):
+        numbers = {"rollout/success": step / 4, "rollout/reward": -0.5, "time/generated_tokens_per_second": 200.0}
         sink.handle(StepDone(step=step, metrics=numbers))
     sink.handle(Notice(kind="fallback", message="[red]no environment[/red]"))
     sink.handle(AFTER)
@@ -33,7 +33,7 @@ def test_plain_lines_into_a_pipe() -> None:
     out = io.StringIO()
     show(ConsoleSink(out))
     text = out.getvalue()
-    assert "step 3/3  success 50.0 %  reward -0.500  200 tokens/s  0 s left" in text
+    assert "step 3/3  success 75.0 %  reward -0.500  200 tokens/s  0 s left" in text
     assert "WARNING (fallback): [red]no environment[/red]" in text
     assert "14.0 % [10.0 %, 19.0 %]" in text
     assert "66.0 % [60.0 %, 72.0 %]" in text
@@ -45,7 +45,7 @@ def test_lines_are_not_printed_for_every_quick_step() -> None:
     out = io.StringIO()
     sink = ConsoleSink(out)
     sink.handle(RunStarted(path=Path("r"), config=Config(train=TrainConfig(steps=500))))
-    for step in range(500):
+    for step in range(1, 501):
         sink.handle(StepDone(step=step, metrics={"rollout/reward": 0.0}))
     assert out.getvalue().count("step ") < 20
     assert "step 500/500" in out.getvalue()
@@ -74,6 +74,15 @@ def test_live_progress_in_a_terminal_and_the_cursor_comes_back() -> None:
     assert b"\x1b[?25l" in seen
     assert seen.rfind(b"\x1b[?25h") > seen.rfind(b"\x1b[?25l")
     assert "the run is in runs/lake" in seen.decode()
+
+
+def test_a_run_that_stops_early_is_not_called_done() -> None:
+    out = io.StringIO()
+    sink = ConsoleSink(out)
+    sink.handle(RunStarted(path=Path("r"), config=Config(train=TrainConfig(steps=5))))
+    sink.handle(StepDone(step=1, metrics={}))
+    sink.handle(RunEnded(path=Path("r"), seconds=1.0))
+    assert "stopped after 1 s" in out.getvalue()
 
 
 @pytest.mark.parametrize("values", [[1.0], [2.0] * 7, [float(i) for i in range(1000)]])

@@ -37,6 +37,7 @@ class ConsoleSink:
         self._live: Live | None = None
         self._total = 0
         self._first = 0
+        self._done = 0
         self._started = time.monotonic()
         self._last_line = -math.inf
         self._curves: dict[str, list[float]] = {}
@@ -61,6 +62,7 @@ class ConsoleSink:
 
     def _start(self, event: RunStarted) -> None:
         self._total, self._first = event.config.train.steps, event.first_step
+        self._done = event.first_step
         self._started = time.monotonic()
         facts = ", ".join(f"{name} {value}" for name, value in event.facts.items())
         again = f" from step {event.first_step}" if event.first_step else ""
@@ -73,7 +75,7 @@ class ConsoleSink:
         for name in ("rollout/success", "rollout/reward"):
             if (value := event.metrics.get(name)) is not None and math.isfinite(value):
                 self._curves.setdefault(name, []).append(value)
-        done = event.step + 1
+        done = self._done = event.step
         spent = time.monotonic() - self._started
         left = spent / max(done - self._first, 1) * (self._total - done)
         line = step_line(event, total=self._total, left=left)
@@ -96,8 +98,8 @@ class ConsoleSink:
         if name is not None and len(self._curves[name]) > 1:
             unicode = (self.console.encoding or "").lower().startswith("utf")
             rows.append(Text(f"\n{name} by step"))
-            rows.append(Text(text_plot(self._curves[name], first=self._first, unicode=unicode)))
-        word = "interrupted" if event.interrupted else "done"
+            rows.append(Text(text_plot(self._curves[name], first=self._first + 1, unicode=unicode)))
+        word = "interrupted" if event.interrupted else "done" if self._done >= self._total else "stopped"
         rows.append(Text(f"\n{word} after {duration(event.seconds)}; the run is in {event.path}"))
         self.console.print(
             Panel(Group(*rows), title="turnwise", expand=False) if self.console.is_terminal else Group(*rows)
@@ -116,20 +118,17 @@ def step_line(event: StepDone, *, total: int, left: float) -> str:
     """The step in a line.
 
     Example:
-        >>> step_line(StepDone(step=4, metrics={"rollout/success": 0.25, "rollout/reward": 0.1,
-        ...                                     "rollout/tokens": 600, "time/step": 2.0}), total=50, left=90.0)
+        >>> step_line(StepDone(step=5, metrics={"rollout/success": 0.25, "rollout/reward": 0.1,
+        ...                                     "time/generated_tokens_per_second": 300.0}), total=50, left=90.0)
         'step 5/50  success 25.0 %  reward 0.100  300 tokens/s  1 min 30 s left'
     """
-    parts = [f"step {event.step + 1}/{total}"]
+    parts = [f"step {event.step}/{total}"]
     if (success := event.metrics.get("rollout/success")) is not None:
         parts.append(f"success {success:.1%}".replace("%", " %"))
     if (reward := event.metrics.get("rollout/reward")) is not None:
         parts.append(f"reward {reward:.3f}")
-    if (loss := event.metrics.get("train/loss")) is not None:
-        parts.append(f"loss {loss:.4f}")
-    tokens, seconds = event.metrics.get("rollout/tokens"), event.metrics.get("time/step")
-    if tokens and seconds:
-        parts.append(f"{tokens / seconds:.0f} tokens/s")
+    if (speed := event.metrics.get("time/generated_tokens_per_second")) is not None:
+        parts.append(f"{speed:.0f} tokens/s")
     parts.append(f"{duration(left)} left")
     return "  ".join(parts)
 

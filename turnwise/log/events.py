@@ -17,7 +17,7 @@ class RunStarted:
     """The run directory."""
     config: Config
     first_step: int = 0
-    """Above 0 where the run was resumed."""
+    """Training steps done before; above 0 where the run was resumed."""
     facts: Mapping[str, Json] = field(default_factory=dict[str, Json])
     """Shown once: the model, its parameters, the device."""
 
@@ -27,6 +27,7 @@ class StepDone:
     """A step is over; its metrics are those of metrics.jsonl and timings.jsonl together."""
 
     step: int
+    """Training steps done, this one included."""
     metrics: Mapping[str, float]
 
 

@@ -23,10 +23,12 @@ FIRST_CURVES = (
     "rollout/format_valid",
     "rollout/reply_tokens",
     "rollout/distinct_replies",
-    "train/loss",
+    "train/policy_loss",
+    "train/value_loss",
     "train/entropy",
-    "train/explained_variance",
-    "train/gap",
+    "train/approx_kl",
+    "critic/explained_variance",
+    "train/gap_mean",
 )
 """Shown first and open; the rest follows folded."""
 MAX_TEXT = 20_000

@@ -1,0 +1,139 @@
+"""The doctor: every diagnosis fires on the run that has it, and none on a healthy one."""
+
+from pathlib import Path
+
+import pytest
+from run_fixtures import fill_step, make_episode, make_run
+
+from turnwise.config.schema import AlgoConfig, Config, TrainConfig
+from turnwise.log.doctor import CHECKS, Chart, diagnose, read_chart
+from turnwise.log.events import Evaluated
+from turnwise.log.machine import describe, look_around
+from turnwise.log.metrics import rollout_metrics
+from turnwise.log.report import summary_json
+from turnwise.log.store import LedgerEntry, RunReader
+from turnwise.types import Status
+
+HEALTHY = {
+    "rollout/episodes": 128.0,
+    "rollout/failures": 0.0,
+    "rollout/retries": 0.0,
+    "rollout/success": 0.5,
+    "rollout/reward": 0.4,
+    "rollout/turns": 3.0,
+    "rollout/zero_variance_groups": 0.2,
+    "rollout/format_valid": 0.95,
+    "rollout/cut_replies": 0.01,
+    "rollout/reply_tokens": 20.0,
+    "rollout/top_reply": 0.2,
+    "rollout/distinct_states": 0.4,
+    "rollout/logprob": -0.5,
+    "rollout/status/truncated_turns": 0.3,
+    "train/entropy": 0.5,
+    "train/idle": 0.0,
+    "train/clip_fraction": 0.1,
+    "train/approx_kl": 0.01,
+    "train/gap_mean": 1e-6,
+    "train/gap_max": 1e-5,
+    "critic/explained_variance": 0.6,
+}
+FIRST = {"success": [0.1, 0.2, 0.3], "reward": [0.0, 0.1, 0.2], "step": 0, "label": "before", "episodes": 64}
+SUMMARY = {"before": FIRST, "after": {**FIRST, "success": [0.5, 0.6, 0.7]}}
+
+
+def chart(*, name: str = "grpo", last: dict[str, float] | None = None, **changes: object) -> Chart:
+    """A healthy run of 50 steps whose last 25 steps are changed."""
+    later = {**HEALTHY, **(last or {})}
+    curves = {metric: [HEALTHY[metric]] * 25 + [later[metric]] * 25 for metric in HEALTHY}
+    config = Config(algo=AlgoConfig(name=name), train=TrainConfig(steps=50))  # pyright: ignore[reportArgumentType]
+    fields: dict[str, object] = {"config": config, "steps": 50, "curves": curves, "summary": SUMMARY, **changes}
+    return Chart(**fields)  # pyright: ignore[reportArgumentType]
+
+
+def test_a_healthy_run_has_nothing() -> None:
+    assert diagnose(chart()) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "last"),
+    [
+        ("zero_variance_groups", {"rollout/zero_variance_groups": 0.9}),
+        ("idle_steps", {"train/idle": 1.0}),
+        ("template_collapse", {"rollout/top_reply": 0.95}),
+        ("entropy_gone", {"train/entropy": 0.001}),
+        ("length_growth", {"rollout/reply_tokens": 90.0}),
+        ("length_growth", {"rollout/cut_replies": 0.6}),
+        ("format_collapse", {"rollout/format_valid": 0.3}),
+        ("critic_useless", {"critic/explained_variance": -0.1}),
+        ("sampler_mismatch", {"train/gap_mean": 0.2}),
+        ("environment_failures", {"rollout/failures": 30.0}),
+        ("turn_limit", {"rollout/status/truncated_turns": 0.9}),
+        ("large_updates", {"train/approx_kl": 0.5}),
+    ],
+)
+def test_each_is_found_alone(name: str, last: dict[str, float]) -> None:
+    found = diagnose(chart(last=last))
+    assert [one.name for one in found] == [name]
+    assert found[0].evidence
+    assert found[0].advice
+
+
+def test_those_that_are_not_curves() -> None:
+    broken = LedgerEntry(step=4, sampled=2, trained=2, sampled_sha256="a", trained_sha256="b", broken=1)
+    assert [one.name for one in diagnose(chart(ledger=(broken,)))] == ["token_fidelity"]
+    assert "train/x in step 3" in diagnose(chart(not_finite={"train/x": 3, "train/y": 4}))[0].evidence
+    assert [one.name for one in diagnose(chart(summary={}, steps=20))] == ["unfinished"]
+    same = {"before": FIRST, "after": FIRST}
+    worse = {"before": SUMMARY["after"], "after": FIRST}
+    assert [(one.name, one.severity) for one in diagnose(chart(summary=same))] == [("no_improvement", "warning")]
+    assert [(one.name, one.severity) for one in diagnose(chart(summary=worse))] == [("no_improvement", "problem")]
+
+
+def test_every_check_was_tried_above() -> None:
+    names = {check.__name__ for check in CHECKS}
+    source = Path(__file__).read_text()
+    assert [name for name in names if f'"{name}"' not in source and name != "not_finite"] == []
+
+
+def test_a_solved_task_is_no_collapse() -> None:
+    solved = {"rollout/success": 0.97, "rollout/zero_variance_groups": 0.95, "rollout/top_reply": 0.9}
+    found = diagnose(chart(last={**solved, "train/entropy": 0.001}))
+    assert {one.severity for one in found} == {"note"}
+
+
+def test_one_reply_in_one_state_is_no_collapse() -> None:
+    assert diagnose(chart(last={"rollout/top_reply": 1.0, "rollout/distinct_states": 1 / 384})) == []
+
+
+def test_zero_variance_is_graver_without_a_critic() -> None:
+    last = {"rollout/zero_variance_groups": 0.9}
+    severities = [diagnose(chart(name=name, last=last))[0].severity for name in ("grpo", "bi_level_gae")]
+    assert severities == ["problem", "warning"]
+
+
+def test_from_a_real_run_directory(tmp_path: Path) -> None:
+    with make_run(tmp_path, config=Config(train=TrainConfig(steps=3))) as run:
+        for step in range(3):
+            failed = make_episode("f", turns=(), status=Status.ENV_ERROR, error="ValueError: the maze is gone")
+            episodes = [make_episode(f"{step}{n}", group_id=n // 2, index=n % 2, success=False) for n in range(4)]
+            episodes.append(failed)
+            fill_step(run, step, episodes, {**rollout_metrics(episodes), "train/loss": float("nan")})
+        run.write_event("single_turn_fallback", "MULTI-TURN TRAINING IS OFF")
+        run.write_event("resume", "from step 1", step=1)
+        event = Evaluated(step=0, label="before", episodes=4, success=(0.0, 0.0, 0.5), reward=(0.0, 0.0, 0.0))
+        run.write_summary(summary_json(event, event))
+    found = {one.name: one for one in diagnose(read_chart(RunReader(tmp_path / "run")))}
+    assert {"zero_variance_groups", "environment_failures", "not_finite", "single_turn_fallback", "resume"} <= set(
+        found
+    )
+    assert "3 x env_error: ValueError: the maze is gone" in found["environment_failures"].evidence
+    assert found["single_turn_fallback"].severity == "problem"
+
+
+def test_this_machine_can_be_described() -> None:
+    machine = look_around()
+    assert machine.cores >= 1
+    assert 0 < machine.free_memory <= machine.memory
+    text = "\n".join(describe(machine))
+    assert "train the embedded model" in text
+    assert "MISSING" in text or all(version for _, packages in machine.extras for _, version in packages)

@@ -1,0 +1,376 @@
+"""`turnwise doctor RUN`: named diagnoses, each with its evidence and advice, from what the run directory holds.
+
+A diagnosis is a function from a Chart to a Diagnosis or None. It says what was measured before what to do about it, and
+docs/metrics.md defines everything that it reads.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from turnwise.config.schema import Config
+from turnwise.log.store import LedgerEntry, RunReader, read_lines
+from turnwise.types import Json
+
+GROUP_RELATIVE = ("grpo", "dr_grpo", "dapo", "rloo", "gigpo", "gspo", "cispo")
+"""Algorithms whose advantage is a difference within a group."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Diagnosis:
+    """Something to know about a run."""
+
+    name: str
+    severity: Literal["problem", "warning", "note"]
+    evidence: str
+    advice: str
+
+    def __str__(self) -> str:
+        return f"{self.severity.upper()} {self.name}: {self.evidence}\n  -> {self.advice}"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Chart:
+    """What the diagnoses read: the run's numbers, in order of steps."""
+
+    config: Config
+    steps: int
+    """Training steps done."""
+    curves: Mapping[str, list[float]]
+    """Finite values of each metric."""
+    not_finite: Mapping[str, int] = field(default_factory=dict[str, int])
+    """Metric -> the first step in which it was not finite."""
+    ledger: tuple[LedgerEntry, ...] = ()
+    events: tuple[Mapping[str, Json], ...] = ()
+    summary: Mapping[str, Json] = field(default_factory=dict[str, Json])
+    errors: tuple[tuple[str, int], ...] = ()
+    """Errors of failed episodes that are stored, the most frequent first."""
+
+    def first(self, name: str) -> float | None:
+        """The mean over the first tenth of the steps (one at least)."""
+        values = self.curves.get(name, [])
+        return _mean(values[: max(1, len(values) // 10)])
+
+    def last(self, name: str) -> float | None:
+        """The mean over the last fifth of the steps (one at least)."""
+        values = self.curves.get(name, [])
+        return _mean(values[-max(1, len(values) // 5) :])
+
+    def total(self, name: str) -> float:
+        return math.fsum(self.curves.get(name, []))
+
+
+def read_chart(run: RunReader) -> Chart:
+    """The chart of a run directory."""
+    rows = read_lines(run.path / "metrics.jsonl")
+    not_finite: dict[str, int] = {}
+    for row in rows:
+        for name in row.get("not_finite", {}):
+            not_finite.setdefault(name, row["step"])
+    merged = run.metrics()
+    names = {name for row in merged for name in row if name != "step"}
+    curves = {name: [value for row in merged if (value := row.get(name)) is not None] for name in names}
+    errors: Counter[str] = Counter()
+    if sum(curves.get("rollout/failures", [])):
+        for step in run.steps():
+            for episode in run.episodes(step):
+                if episode.error:
+                    errors[f"{episode.status.value}: {episode.error.splitlines()[0][:200]}"] += 1
+    return Chart(
+        config=run.config,
+        steps=max((int(row["step"] or 0) for row in merged if "rollout/episodes" in row), default=0),
+        curves=curves,
+        not_finite=not_finite,
+        ledger=tuple(run.ledger()),
+        events=tuple(run.events()),
+        summary=run.summary(),
+        errors=tuple(errors.most_common(3)),
+    )
+
+
+def diagnose(chart: Chart) -> list[Diagnosis]:
+    """All diagnoses that apply, the gravest first.
+
+    Example:
+        >>> chart = Chart(config=Config(), steps=100, curves={"rollout/format_valid": [1.0] * 50 + [0.1] * 50})
+        >>> [found.name for found in diagnose(chart)]
+        ['format_collapse']
+    """
+    found = [diagnosis for check in CHECKS if (diagnosis := check(chart)) is not None]
+    for event in chart.events:
+        found.append(_from_event(event))
+    order = ("problem", "warning", "note")
+    return sorted(found, key=lambda diagnosis: order.index(diagnosis.severity))
+
+
+def token_fidelity(chart: Chart) -> Diagnosis | None:
+    broken = [entry.step for entry in chart.ledger if entry.broken or entry.sampled_sha256 != entry.trained_sha256]
+    if not broken:
+        return None
+    return Diagnosis(
+        name="token_fidelity",
+        severity="problem",
+        evidence=f"in {len(broken)} steps (first: {broken[0]}) the tokens trained on are not the tokens sampled",
+        advice="stop: the policy is trained on text it did not say. Please report this with the run's ledger.jsonl",
+    )
+
+
+def not_finite(chart: Chart) -> Diagnosis | None:
+    if not chart.not_finite:
+        return None
+    name, step = min(chart.not_finite.items(), key=lambda item: (item[1], item[0]))
+    return Diagnosis(
+        name="not_finite",
+        severity="problem",
+        evidence=f"{len(chart.not_finite)} metrics were not finite; the first was {name} in step {step}",
+        advice="resume from a checkpoint before that step with a lower train.lr, and check the environment's rewards",
+    )
+
+
+def zero_variance_groups(chart: Chart) -> Diagnosis | None:
+    share = chart.last("rollout/zero_variance_groups")
+    if share is None or share < 0.7:
+        return None
+    relative = chart.config.algo.name in GROUP_RELATIVE
+    success = chart.last("rollout/success")
+    if success is not None and success > 0.9:
+        return Diagnosis(
+            name="zero_variance_groups",
+            severity="note",
+            evidence=f"{share:.0%} of the groups have one reward, because success is {success:.0%}",
+            advice="the tasks are solved; take harder ones if there is more to learn",
+        )
+    return Diagnosis(
+        name="zero_variance_groups",
+        severity="problem" if relative else "warning",
+        evidence=f"in {share:.0%} of the groups every episode got the same reward (mean over the last steps)",
+        advice=(
+            "within such a group nothing is better than anything else"
+            + (f", so {chart.config.algo.name} learns nothing from it" if relative else "")
+            + "; use easier tasks or a reward with intermediate parts, raise rollout.train.group_size or "
+            "rollout.temperature, or set algo.filter: dynamic to spend the update on the others"
+        ),
+    )
+
+
+def idle_steps(chart: Chart) -> Diagnosis | None:
+    share = _mean(chart.curves.get("train/idle", []))
+    if share is None or share <= 0.1:
+        return None
+    return Diagnosis(
+        name="idle_steps",
+        severity="problem" if share > 0.5 else "warning",
+        evidence=f"{share:.0%} of the steps changed nothing: no episode had an advantage",
+        advice="every reward was the same; see zero_variance_groups, and look at episodes with `turnwise inspect`",
+    )
+
+
+def template_collapse(chart: Chart) -> Diagnosis | None:
+    top, states = chart.last("rollout/top_reply"), chart.last("rollout/distinct_states")
+    turns = (chart.last("rollout/turns") or 0.0) * (chart.last("rollout/episodes") or 0.0)
+    if top is None or states is None or top < 0.8 or states * turns < 8:
+        return None
+    solved = (chart.last("rollout/success") or 0.0) > 0.9
+    return Diagnosis(
+        name="template_collapse",
+        severity="note" if solved else "problem",
+        evidence=f"{top:.0%} of all replies are the same text, over about {states * turns:.0f} different states",
+        advice=(
+            "the policy no longer reads the state; go back to an earlier checkpoint, lower train.lr, add algo.kl_coef "
+            "or algo.entropy_coef, and filter groups by variance (algo.filter: variance_top_p, filter_keep: 0.9)"
+        ),
+    )
+
+
+def entropy_gone(chart: Chart) -> Diagnosis | None:
+    name = "train/entropy" if "train/entropy" in chart.curves else "rollout/logprob"
+    first, last = chart.first(name), chart.last(name)
+    if first is None or last is None or chart.steps < 5:
+        return None
+    first, last = abs(first), abs(last)
+    success = chart.last("rollout/success")
+    if last > 0.1 * first or last > 0.05 or (success is not None and success > 0.9):
+        return None
+    return Diagnosis(
+        name="entropy_gone",
+        severity="problem",
+        evidence=f"the entropy per token fell from {first:.3g} to {last:.3g} nats"
+        + ("" if success is None else f" while success is {success:.0%}"),
+        advice=(
+            "the policy has stopped exploring before it solved the tasks; resume from an earlier checkpoint with "
+            "algo.entropy_coef: 0.001 to 0.01, a larger algo.clip_high, or a lower train.lr"
+        ),
+    )
+
+
+def length_growth(chart: Chart) -> Diagnosis | None:
+    first, last = chart.first("rollout/reply_tokens"), chart.last("rollout/reply_tokens")
+    cut = chart.last("rollout/cut_replies") or 0.0
+    grown = first is not None and last is not None and chart.steps >= 5 and last > 2 * first
+    if not grown and cut < 0.2:
+        return None
+    sizes = "" if first is None or last is None else f"replies went from {first:.0f} to {last:.0f} tokens; "
+    return Diagnosis(
+        name="length_growth",
+        severity="problem" if cut > 0.5 else "warning",
+        evidence=f"{sizes}{cut:.0%} of them are cut at rollout.max_response_tokens",
+        advice=(
+            "a cut reply has no end-of-turn token and mostly no action; raise rollout.max_response_tokens, or make "
+            "length cost something (env.shaping.turn_cost, algo.reduction: episode_mean or token_sum_norm)"
+        ),
+    )
+
+
+def format_collapse(chart: Chart) -> Diagnosis | None:
+    last = chart.last("rollout/format_valid")
+    best = max(chart.curves.get("rollout/format_valid", []), default=None)
+    if last is None or best is None or (last > 0.5 and best - last < 0.3):
+        return None
+    fell = best - last >= 0.3
+    return Diagnosis(
+        name="format_collapse",
+        severity="problem" if fell else "warning",
+        evidence=f"only {last:.0%} of the replies hold an action" + (f", down from {best:.0%}" if fell else ""),
+        advice=(
+            "look at the replies (`turnwise inspect`); if the model never knew the form, simplify env.format (think: "
+            "false, style: raw) or warm it up; if it forgot it, lower train.lr or make env.format.format_penalty felt"
+        ),
+    )
+
+
+def critic_useless(chart: Chart) -> Diagnosis | None:
+    last = chart.last("critic/explained_variance")
+    if last is None or last > 0.05 or chart.steps < 5:
+        return None
+    return Diagnosis(
+        name="critic_useless",
+        severity="warning" if last > -0.5 else "problem",
+        evidence=f"the critic explains {last:.1%} of the variance of the returns",
+        advice=(
+            "advantages are then as noisy as the returns themselves; raise train.critic_lr, give it "
+            "train.critic_warmup steps alone, or use a group-relative algorithm that needs none (algo.name: grpo)"
+        ),
+    )
+
+
+def sampler_mismatch(chart: Chart) -> Diagnosis | None:
+    mean, largest = chart.last("train/gap_mean"), max(chart.curves.get("train/gap_max", []), default=0.0)
+    if mean is None or mean < 0.01:
+        return None
+    return Diagnosis(
+        name="sampler_mismatch",
+        severity="problem" if mean > 0.05 else "warning",
+        evidence=f"sampler and trainer differ by {mean:.3g} per token in log-prob (largest {largest:.3g})",
+        advice="set algo.tis_cap: 2.0, sample and train in the same precision (model.dtype), or keep the sampler's "
+        "weights fresher",
+    )
+
+
+def environment_failures(chart: Chart) -> Diagnosis | None:
+    failures, played = chart.total("rollout/failures"), chart.total("rollout/episodes")
+    retries = chart.total("rollout/retries")
+    share = failures / max(failures + played, 1.0)
+    if share < 0.005 and retries <= 0.02 * played:
+        return None
+    seen = "; ".join(f"{count} x {error}" for error, count in chart.errors)
+    return Diagnosis(
+        name="environment_failures",
+        severity="problem" if share > 0.1 else "warning",
+        evidence=f"{failures:.0f} of {failures + played:.0f} episodes failed, {retries:.0f} were started again"
+        + (f" ({seen})" if seen else ""),
+        advice="failed episodes are dropped, never rewarded; run `turnwise check-env NAME`, raise "
+        "rollout.step_timeout, or isolate the environment with rollout.isolation: process",
+    )
+
+
+def turn_limit(chart: Chart) -> Diagnosis | None:
+    share, success = chart.last("rollout/status/truncated_turns"), chart.last("rollout/success")
+    if share is None or share < 0.6 or (success is not None and success > 0.5):
+        return None
+    return Diagnosis(
+        name="turn_limit",
+        severity="warning",
+        evidence=f"{share:.0%} of the episodes end at the turn limit (train.max_turn is {chart.config.train.max_turn})",
+        advice="if that is too few to reach the goal, raise train.max_turn or env.format.max_actions_per_turn",
+    )
+
+
+def large_updates(chart: Chart) -> Diagnosis | None:
+    clipped, kl = chart.last("train/clip_fraction"), chart.last("train/approx_kl")
+    if (clipped is None or clipped < 0.4) and (kl is None or kl < 0.1):
+        return None
+    return Diagnosis(
+        name="large_updates",
+        severity="warning",
+        evidence=f"{clipped or 0.0:.0%} of the tokens are clipped, the policy moves by KL {kl or 0.0:.3g} in a step",
+        advice="lower train.lr, train.epochs or train.mini_batches, or set train.target_kl: 0.02",
+    )
+
+
+def no_improvement(chart: Chart) -> Diagnosis | None:
+    before, after = chart.summary.get("before"), chart.summary.get("after")
+    if not before or not after:
+        return None
+    key = "success" if before.get("success") and after.get("success") else "reward"
+    (low, old, _), (_, new, high) = before[key], after[key]
+    if None in (low, high) or after[key][0] > before[key][2]:
+        return None
+    worse = high < low
+    return Diagnosis(
+        name="no_improvement",
+        severity="problem" if worse else "warning",
+        evidence=f"held-out {key} went from {old:.3f} to {new:.3f}"
+        + (", which is worse" if worse else "; the 95 % intervals overlap"),
+        advice="train longer, or see the other diagnoses; `turnwise eval RUN --against before` says how many more "
+        "episodes would settle a small difference",
+    )
+
+
+def unfinished(chart: Chart) -> Diagnosis | None:
+    if chart.summary or chart.steps >= chart.config.train.steps:
+        return None
+    return Diagnosis(
+        name="unfinished",
+        severity="note",
+        evidence=f"{chart.steps} of {chart.config.train.steps} steps are written, and there is no summary",
+        advice="it is still running, or was stopped: `turnwise train --resume RUN` goes on from the last checkpoint",
+    )
+
+
+CHECKS: tuple[Callable[[Chart], Diagnosis | None], ...] = (
+    token_fidelity,
+    not_finite,
+    zero_variance_groups,
+    idle_steps,
+    template_collapse,
+    entropy_gone,
+    length_growth,
+    format_collapse,
+    critic_useless,
+    sampler_mismatch,
+    environment_failures,
+    turn_limit,
+    large_updates,
+    no_improvement,
+    unfinished,
+)
+
+
+def _from_event(event: Mapping[str, Json]) -> Diagnosis:
+    kind = str(event["kind"])
+    where = "" if event.get("step") is None else f"step {event['step']}: "
+    fell_back = "fallback" in kind
+    return Diagnosis(
+        name=kind,
+        severity="problem" if fell_back else "note",
+        evidence=f"{where}{event['message']}",
+        advice="this run does not train what was asked for; mend the cause and start again"
+        if fell_back
+        else "for your information",
+    )
+
+
+def _mean(values: list[float]) -> float | None:
+    return math.fsum(values) / len(values) if values else None
