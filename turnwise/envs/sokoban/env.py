@@ -11,6 +11,7 @@ from turnwise.envs.sokoban.levels import read_levels
 from turnwise.envs.sokoban.rooms import RoomSpec, make_room, split_of
 from turnwise.envs.sokoban.solver import UNREACHABLE, push_distances
 from turnwise.envs.sokoban.text import BoardText, ObservationFormat
+from turnwise.envs.validate import refuse_keywords
 
 STEP_REWARD, BOX_REWARD, SOLVED_REWARD = -0.1, 1.0, 10.0
 
@@ -27,7 +28,6 @@ class SokobanEnv(BaseEnv):
     Example:
         >>> env = SokobanEnv(levels=[["######", "#@ $.#", "######"]])
         >>> print(env.reset(seed=0))
-        Signs: # wall, _ floor, O target, X box, √ box on target, P player, S player on target.
         ######
         #P_XO#
         ######
@@ -74,6 +74,7 @@ class SokobanEnv(BaseEnv):
         self.max_steps = max_steps
         self.val_fraction = val_fraction
         self._text = BoardText(observation, vocabulary)
+        self.instruction = f"{SokobanEnv.instruction} {self._text.legend()}"
         self._levels = None if levels is None else _split_levels(levels, val_fraction)
         self._board: Board | None = None
         self._distances: tuple[Level, list[int]] | None = None
@@ -81,11 +82,10 @@ class SokobanEnv(BaseEnv):
         self._done = True
 
     def reset(self, seed: int | None = None, *, split: str = "train", **kwargs: Any) -> str:
-        """The legend and the board that this seed stands for."""
-        if kwargs:
-            raise TypeError(f"Sokoban's reset takes seed and split, got {', '.join(sorted(kwargs))}")
+        """The board that this seed stands for."""
+        refuse_keywords(kwargs, name="sokoban")
         self.start(self.level_of(seed or 0, split=split))
-        return f"{self._text.legend()}\n{self.render()}"
+        return self.render()
 
     def level_of(self, seed: int, *, split: str = "train") -> Level:
         """The level that a seed stands for, on one side of the split."""

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from turnwise.envs.base import BaseEnv, EnvError
+from turnwise.envs.validate import refuse_keywords
 from turnwise.envs.webshop.goals import Goal, GoalKind
 from turnwise.envs.webshop.pages import (
     BACK,
@@ -128,8 +129,7 @@ class WebShopEnv(BaseEnv):
 
     def reset(self, seed: int | None = None, *, split: str = "train", goal: int | None = None, **kwargs: Any) -> str:
         """The search page with the instruction of the goal that this seed stands for; `goal` picks one by number."""
-        if kwargs:
-            raise TypeError(f"WebShop's reset takes seed, split and goal, got {', '.join(sorted(kwargs))}")
+        refuse_keywords(kwargs, name="webshop")
         if split not in self.shop.goals:
             raise ValueError(f"split is one of {', '.join(self.shop.goals)}, got {split!r}")
         side = self.shop.goals[split]
