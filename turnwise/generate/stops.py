@@ -1,0 +1,61 @@
+"""When a completion is over: stop ids and stop strings."""
+
+from collections.abc import Sequence
+from typing import Any
+
+END_OF_TURN = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<end_of_turn>", "<turn|>", "<|end|>", "<|END_OF_TURN_TOKEN|>")
+"""Tokens by which known chat templates end a message."""
+
+
+def end_ids(tokenizer: Any, generation_config: Any) -> frozenset[int]:
+    """Ids that end a reply: the tokenizer's and the model's end of sequence, and the template's end of turn.
+
+    Base checkpoints name only <|endoftext|> as their end, while their template ends a message with another token;
+    a model trained with that template would talk past it.
+
+    Example:
+        >>> from turnwise.testing.tiny import tiny_tokenizer
+        >>> sorted(end_ids(tiny_tokenizer(), None))
+        [258]
+    """
+    found: set[int] = set()
+    named = [tokenizer.eos_token_id, None if generation_config is None else generation_config.eos_token_id]
+    for value in named:
+        found.update(value if isinstance(value, list | tuple) else [] if value is None else [value])
+    template = str(tokenizer.chat_template or "")
+    vocabulary = tokenizer.get_vocab()
+    found.update(vocabulary[token] for token in END_OF_TURN if token in template and token in vocabulary)
+    return frozenset(found)
+
+
+class StopChecker:
+    """Says after each token whether the completion ends there.
+
+    A stop string is looked for in the text of the last tokens only, as many as could hold it: a token has at least
+    one byte and a character at most four, so the cost of a token does not grow with the completion.
+
+    Example:
+        >>> from turnwise.testing.tiny import tiny_tokenizer
+        >>> tokenizer = tiny_tokenizer()
+        >>> stops = StopChecker(tokenizer, ids=frozenset({258}), strings=("</answer>",))
+        >>> said = tokenizer.encode("<answer>up</answer>")
+        >>> [n for n in range(1, len(said) + 1) if stops.reached(said[:n])], stops.reached([65, 258])
+        ([19], True)
+    """
+
+    def __init__(self, tokenizer: Any, *, ids: frozenset[int], strings: Sequence[str] = ()) -> None:
+        self._tokenizer = tokenizer
+        self._ids = ids
+        self._strings = tuple(strings)
+        if "" in self._strings:
+            raise ValueError("a stop string must not be empty; remove it from `stop`")
+        self._tail = max((4 * len(string) + 8 for string in self._strings), default=0)
+
+    def reached(self, completion: Sequence[int]) -> bool:
+        """True where the completion's last token ends it."""
+        if completion[-1] in self._ids:
+            return True
+        if not self._strings:
+            return False
+        text = self._tokenizer.decode(completion[-self._tail :], skip_special_tokens=False)
+        return any(string in text for string in self._strings)
