@@ -140,7 +140,7 @@ def value_and_slope(batch: Batch, algorithm, ratio: float) -> tuple[float, float
     loss, _ = policy_loss(new, batch, algorithm)
     loss.backward()
     assert new.grad is not None
-    return float(loss), float(new.grad)
+    return float(loss.detach()), float(new.grad)
 
 
 @pytest.mark.parametrize(
@@ -187,7 +187,7 @@ def test_gspo_has_the_sequence_form_gradient() -> None:
     ratio, advantage = mean.exp(), batch.advantages.sum(-1) / mask.sum(-1)
     wanted = -torch.minimum(ratio * advantage, ratio.clamp(0.9, 1.15) * advantage).mean()
     wanted.backward()
-    assert float(loss) == pytest.approx(float(wanted))
+    assert float(loss.detach()) == pytest.approx(float(wanted.detach()))
     torch.testing.assert_close(token_form.grad, sequence_form.grad, atol=1e-7, rtol=1e-6)
     assert 0 < float(metrics["clip_fraction"]) < 1
 
@@ -229,7 +229,7 @@ def test_value_loss_by_hand(value, loss, slope) -> None:
     batch = batch.replace(values=torch.zeros(1, 1, dtype=torch.float64))
     found, _ = value_loss(values, batch, algorithm)
     found.backward()
-    assert (float(found), float(values.grad)) == pytest.approx((loss, slope))
+    assert (float(found.detach()), float(values.grad)) == pytest.approx((loss, slope))
 
 
 def test_what_is_missing_is_named() -> None:

@@ -74,7 +74,8 @@ def build_layout(mask: Tensor, *, turn_ids: Tensor | None = None, episode_ids: T
         raise ValueError(f"episode_ids must have one id per row ({rows}), got shape {tuple(episodes.shape)}")
     order = row_ids if episode_ids is None else _row_order(mask, turn_ids, episodes)
     index = (mask if episode_ids is None else mask[order]).reshape(-1).nonzero().squeeze(-1)
-    counts = mask.sum(-1)[order]
+    row_ends = torch.searchsorted(index, torch.arange(0, (rows + 1) * width, width, device=device))
+    counts = row_ends.diff()  # action tokens per row, without reading the mask again
     if episode_ids is not None:
         index = index + torch.repeat_interleave((order - row_ids) * width, counts)
     order, counts = order[counts > 0], counts[counts > 0]  # a row without action tokens has nothing to say
@@ -113,9 +114,9 @@ def build_layout(mask: Tensor, *, turn_ids: Tensor | None = None, episode_ids: T
 def discounted_suffix_sums(x: Tensor, *, lengths: Tensor, decay: float) -> Tensor:
     """y with y_j = x_j + decay * y_{j+1} inside each segment: [N]. Segments lie end to end; nothing crosses them.
 
-    The segments become the columns of a matrix whose rows are cut into chunks of about sqrt(rows): the recurrence runs
-    inside all chunks at once, then over the chunks' heads, then the heads are added back. That is 2 sqrt(L) vector
-    operations instead of L, with no matrix product that a GPU could round to TF32.
+    The segments become the rows of a matrix, cut into chunks of about sqrt(L) where the longest has L entries: the
+    recurrence runs inside all chunks at once, then over the chunks' heads, then the heads are added back. That is
+    2 sqrt(L) vector operations instead of L, with no matrix product that a GPU could round to TF32.
 
     Example:
         >>> discounted_suffix_sums(torch.tensor([1.0, 2.0, 4.0]), lengths=torch.tensor([2, 1]), decay=0.5)
@@ -127,20 +128,21 @@ def discounted_suffix_sums(x: Tensor, *, lengths: Tensor, decay: float) -> Tenso
     longest = int(lengths.max())
     size = max(1, round(sqrt(longest)))
     chunks = ceil(longest / size)
+    width = chunks * size
     starts = lengths.cumsum(0) - lengths
-    columns = torch.arange(segments, device=x.device)
-    place = torch.repeat_interleave(columns - starts * segments, lengths)
-    place += torch.arange(0, x.shape[0] * segments, segments, device=x.device)  # rank in segment * segments + column
-    packed = x.new_zeros(chunks * size * segments)
+    rows = torch.arange(segments, device=x.device)
+    place = torch.repeat_interleave(rows * width - starts, lengths)
+    place += torch.arange(x.shape[0], device=x.device)  # row * width + rank in the segment
+    packed = x.new_zeros(segments * width)
     packed[place] = x
-    grid = packed.view(chunks, size, segments)
+    grid = packed.view(segments, chunks, size)
     for i in range(size - 2, -1, -1):
-        grid[:, i].add_(grid[:, i + 1], alpha=decay)
+        grid[:, :, i].add_(grid[:, :, i + 1], alpha=decay)
     for chunk in range(chunks - 2, -1, -1):
-        grid[chunk, 0].add_(grid[chunk + 1, 0], alpha=decay**size)
+        grid[:, chunk, 0].add_(grid[:, chunk + 1, 0], alpha=decay**size)
     if chunks > 1 and size > 1:
         powers = torch.tensor([decay ** (size - i) for i in range(1, size)], dtype=x.dtype, device=x.device)
-        grid[:-1, 1:].addcmul_(grid[1:, :1], powers[:, None])
+        grid[:, :-1, 1:].addcmul_(grid[:, 1:, :1], powers)
     return packed.index_select(0, place)
 
 
