@@ -223,12 +223,12 @@ def test_countdown_division_is_exact_and_by_zero_is_merely_wrong() -> None:
     assert Countdown.judge("1 / (2 - 2)", (1, 2, 2), 1) == "wrong value"
 
 
-@pytest.mark.parametrize("text", ["9**9**9", "9**9**9**9", "9" + "*9" * 199, "(" * 400, "9//9", "1e999", "9" * 10**7])
+@pytest.mark.parametrize("text", ["9**9**9", "9**9**9**9", "9" + "*9" * 99, "(" * 200, "9//9", "1e999", "9" * 10**7])
 def test_countdown_hostile_arithmetic_is_answered_at_once(text: str) -> None:
     start = time.process_time()
-    for _ in range(10):
+    for _ in range(100):
         assert Countdown.judge(text, (9, 9, 9), 81) in ("unreadable", "wrong numbers")
-    assert time.process_time() - start < 0.05
+    assert time.process_time() - start < 0.1  # 1 ms each; measured: below 0.3
 
 
 @given(

@@ -127,7 +127,11 @@ def test_user_code_cannot_change_what_was_said() -> None:
                 message["content"] = "rewritten"
             return [{"role": "user", "content": "on"}], state
 
-    env = started(Rewriter(dataset=ROWS, rubric=Rubric([lambda text: float(text == "third")])))
+    def kept(messages: Any) -> float:
+        said = [message["content"] for message in messages if message["role"] == "assistant"]
+        return float(said == ["first", "second", "third"])
+
+    env = started(Rewriter(dataset=ROWS, rubric=Rubric([kept])))
     say(env, "first")
     say(env, "second")
     assert say(env, "third").reward == 1.0

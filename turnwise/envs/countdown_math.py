@@ -4,8 +4,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
 
-MAX_CHARS = 400
+MAX_CHARS = 200
 MAX_DIGITS = 9
+MAX_NUMBERS = 16
 MAX_DEPTH = 40
 _SIGNS = str.maketrans({"\u00d7": "*", "\u00b7": "*", "\u00f7": "/", "\u2212": "-", "[": "(", "]": ")"})
 
@@ -31,8 +32,8 @@ class Value:
 def evaluate(text: str) -> Value:
     """The value of an expression over whole numbers with + - * / and brackets.
 
-    Signs, powers, names and calls are not part of it. Numbers have at most 9 digits and the text at most 400
-    characters, so that no result is large.
+    Signs, powers, names and calls are not part of it. There are at most 16 numbers of at most 9 digits, and the text
+    has at most 200 characters, so that no result is large.
 
     Example:
         >>> evaluate("9**9**9")
@@ -42,11 +43,14 @@ def evaluate(text: str) -> Value:
     if len(text) > MAX_CHARS:
         raise ArithmeticSyntaxError(f"an expression has at most {MAX_CHARS} characters, got {len(text)}")
     tokens = list(_tokens(text.translate(_SIGNS)))
+    numbers = tuple(int(token) for token in tokens if token.isdigit())
+    if len(numbers) > MAX_NUMBERS:
+        raise ArithmeticSyntaxError(f"an expression has at most {MAX_NUMBERS} numbers, got {len(numbers)}")
     parser = _Parser(tokens)
     result = parser.sum(depth=0)
     if parser.peek() != "":
         raise ArithmeticSyntaxError(f"expected an operator or the end, got {parser.peek()!r}")
-    return Value(result=result, numbers=tuple(int(token) for token in tokens if token.isdigit()))
+    return Value(result=result, numbers=numbers)
 
 
 def _tokens(text: str) -> Iterator[str]:
