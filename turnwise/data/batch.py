@@ -101,17 +101,21 @@ class Batch:
         Every row is in exactly one of them. The loss does not depend on the split, because its denominators are
         counted over the whole mini-batch and passed in (algos/reduce.py).
         """
+        return [self.select(rows) for rows in self.chunks(max_tokens)]
+
+    def chunks(self, max_tokens: int) -> list[Tensor]:
+        """The row indices of each micro-batch of `split`."""
         order = torch.argsort(self.lengths, descending=True, stable=True)
+        lengths = self.lengths.tolist()
         chunks: list[list[int]] = []
         width = 0
         for row in order.tolist():
-            length = int(self.lengths[row])
             if chunks and (len(chunks[-1]) + 1) * width <= max_tokens:
                 chunks[-1].append(row)
             else:
                 chunks.append([row])
-                width = max(length, 1)
-        return [self.select(torch.tensor(chunk, device=self.input_ids.device)) for chunk in chunks]
+                width = max(lengths[row], 1)
+        return [torch.tensor(chunk, device=self.input_ids.device) for chunk in chunks]
 
     def replace(self, **tensors: Tensor | None) -> "Batch":
         """A copy with some tensors set."""

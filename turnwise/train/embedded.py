@@ -5,14 +5,11 @@ the fallback, so that every text still has ids. Nothing is downloaded.
 """
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 from torch import nn
 
 from turnwise.config.schema import EmbeddedConfig
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerFast
 
 MAX_CONTEXT = 2048
 """Positions of the embedded model."""
@@ -30,7 +27,7 @@ _PIECES = r" ?[A-Z]?[a-z]+| ?[^\sa-z]|\s"
 """A word, or one symbol, each with the space before it: "P _ O" is three tokens, never one that hides a row."""
 
 
-def build_tokenizer(texts: Iterable[str]) -> "PreTrainedTokenizerFast":
+def build_tokenizer(texts: Iterable[str]) -> Any:
     """A tokenizer whose tokens are the words and symbols of these texts.
 
     Example:
@@ -69,7 +66,7 @@ def build_tokenizer(texts: Iterable[str]) -> "PreTrainedTokenizerFast":
     return tokenizer
 
 
-def build_model(config: EmbeddedConfig, tokenizer: "PreTrainedTokenizerFast", *, seed: int) -> nn.Module:
+def build_model(config: EmbeddedConfig, tokenizer: Any, *, seed: int) -> nn.Module:
     """A Llama with random weights drawn from `seed`, in float32. torch's global generator is left as it was.
 
     Example:
@@ -97,9 +94,8 @@ def build_model(config: EmbeddedConfig, tokenizer: "PreTrainedTokenizerFast", *,
         bos_token_id=None,
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
-        attn_implementation="sdpa",
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = AutoModelForCausalLM.from_config(shape)
+        model = AutoModelForCausalLM.from_config(shape, attn_implementation="sdpa")
     return cast(nn.Module, model).float().eval()

@@ -124,8 +124,8 @@ class Policy:
         """The policy's log-probs and entropies."""
         return self._score(self.model, batch)
 
-    def score_and_value(self, batch: Batch) -> tuple[TokenScores, Tensor]:
-        """Log-probs and values from one pass through a shared trunk."""
+    def score_and_value(self, batch: Batch, *, detach: bool = False) -> tuple[TokenScores, Tensor]:
+        """Log-probs and values from one pass through a shared trunk, which `detach` keeps the values from moving."""
         assert self.critic is not None
         assert self.critic.trunk is None
         with self.precision.autocast():
@@ -133,7 +133,7 @@ class Policy:
             scores = token_scores(
                 head_of(self.model), hidden, batch, temperature=self.temperature, softcap=self.softcap
             )
-            return scores, token_values(self.critic.head, hidden, batch)[0]
+            return scores, token_values(self.critic.head, hidden.detach() if detach else hidden, batch)[0]
 
     def reference_logprobs(self, batch: Batch) -> Tensor:
         """The frozen reference's log-probs: a copy of the first policy, or the policy without its adapters."""

@@ -1,0 +1,153 @@
+"""From a config to the networks of a run, and from a checkpoint back to them."""
+
+import copy
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from turnwise.algos.algorithm import Algorithm
+from turnwise.config.schema import Config
+from turnwise.seeding import derive_seed
+from turnwise.train.checkpoint import Checkpoint, CheckpointError
+from turnwise.train.policy import (
+    Policy,
+    Precision,
+    add_lora,
+    load_model,
+    load_tokenizer,
+    make_critic,
+    make_reference,
+    prepare,
+)
+from turnwise.train.warmstart import build_embedded
+
+Say = Callable[[str], None]
+
+
+def first_policy(config: Config, *, initial: Path, say: Say) -> tuple[nn.Module, Any, dict[str, float]]:
+    """(model, tokenizer, metrics) before training: the config's model, or the embedded one after its warm start.
+
+    The embedded model is also stored at `initial`, so that a resumed run has the same reference without warming up
+    again.
+    """
+    if config.model.path is not None:
+        return load_model(config.model), load_tokenizer(config.model), {}
+    model, tokenizer, metrics = build_embedded(config, progress=say)
+    save_pretrained(model, tokenizer, initial)
+    return model, tokenizer, metrics
+
+
+def build_policy(
+    config: Config, algorithm: Algorithm, *, initial: Path, checkpoint: Checkpoint | None, say: Say
+) -> tuple[Policy, dict[str, float]]:
+    """The run's policy, as the config describes it or as the checkpoint left it."""
+    precision = Precision.choose(config.model.dtype, device=config.train.device)
+    metrics: dict[str, float] = {}
+    embedded = config.model.path is None
+    if checkpoint is None or (embedded and not initial.is_dir()):
+        model, tokenizer, metrics = first_policy(config, initial=initial, say=say)
+    elif embedded:
+        model, tokenizer = load_model(config.model, path=initial), load_stored_tokenizer(initial)
+    else:
+        model, tokenizer = load_model(config.model), load_tokenizer(config.model)
+    lora = config.model.lora.rank > 0
+    reference = make_reference(model) if algorithm.needs_reference and not lora else None
+    if lora:
+        model = add_lora(model, config.model.lora, seed=derive_seed(config.seed, "lora"))
+    critic = make_critic(model, shared=config.model.critic == "shared") if algorithm.needs_critic else None
+    if checkpoint is not None and not lora:
+        stored = load_model(config.model, path=checkpoint.model)
+        _take_over(model, stored.state_dict(), checkpoint)
+    policy = Policy(
+        model,
+        tokenizer,
+        precision=precision,
+        temperature=config.rollout.temperature,
+        critic=critic,
+        reference=reference,
+        adapter_reference=lora and algorithm.needs_reference,
+    )
+    return policy, metrics
+
+
+def policy_tensors(policy: Policy) -> dict[str, Tensor]:
+    """What learns and is not in the checkpoint's Hugging Face directory: adapters and the critic."""
+    found: dict[str, Tensor] = {}
+    if _is_peft(policy.model):
+        names = {name for name, parameter in policy.model.named_parameters() if parameter.requires_grad}
+        found |= {f"adapter.{name}": tensor for name, tensor in policy.model.state_dict().items() if name in names}
+    if policy.critic is not None:
+        found |= {f"critic.{name}": tensor for name, tensor in policy.critic.state_dict().items()}
+    return found
+
+
+def load_policy_tensors(policy: Policy, tensors: Mapping[str, Tensor], checkpoint: Checkpoint) -> None:
+    """Takes up what `policy_tensors` gave."""
+    adapters = {name.removeprefix("adapter."): t for name, t in tensors.items() if name.startswith("adapter.")}
+    if adapters:
+        known = policy.model.state_dict()
+        _take_over(policy.model, known | adapters, checkpoint)
+    if policy.critic is not None:
+        own = {name.removeprefix("critic."): t for name, t in tensors.items() if name.startswith("critic.")}
+        _take_over(policy.critic, own, checkpoint)
+
+
+def save_policy(policy: Policy) -> Callable[[Path], None]:
+    """Writes the policy as a Hugging Face directory, adapters merged into it."""
+
+    def save(path: Path) -> None:
+        model = policy.model
+        if _is_peft(model):
+            model = cast(nn.Module, cast(Any, copy.deepcopy(model).to("cpu")).merge_and_unload())
+        save_pretrained(model, policy.tokenizer, path)
+
+    return save
+
+
+def save_pretrained(model: nn.Module, tokenizer: Any, path: Path) -> None:
+    """A directory that `from_pretrained` loads."""
+    path.mkdir(parents=True, exist_ok=True)
+    cast(Any, model).save_pretrained(str(path))
+    tokenizer.save_pretrained(str(path))
+
+
+def load_stored_tokenizer(path: Path) -> Any:
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(str(path))
+
+
+def sampling_model(policy: Policy) -> tuple[Any, Callable[[], None]]:
+    """(model, sync): what the in-process generator samples with.
+
+    The policy itself in float32. Where forward passes run in half precision, a copy in that precision, which `sync`
+    brings up to date after an update: half the memory traffic per token, and the very rounding that autocast applies.
+    """
+    model = cast(Any, policy.model).get_base_model() if _is_peft(policy.model) else policy.model
+    if policy.precision.dtype == torch.float32:
+        return model, lambda: None
+    sampler = prepare(copy.deepcopy(model).to(policy.precision.dtype)).requires_grad_(False)
+
+    @torch.no_grad()
+    def sync() -> None:
+        for ours, theirs in zip(sampler.parameters(), model.parameters(), strict=True):
+            ours.copy_(theirs)
+
+    return sampler, sync
+
+
+def _take_over(module: nn.Module, state: Mapping[str, Tensor], checkpoint: Checkpoint) -> None:
+    try:
+        module.load_state_dict(dict(state))
+    except RuntimeError as error:
+        raise CheckpointError(
+            f"{checkpoint.path} holds another model than the config describes ({str(error).splitlines()[-1].strip()}); "
+            "a run goes on with the model that it began with"
+        ) from error
+
+
+def _is_peft(model: nn.Module) -> bool:
+    return type(model).__module__.startswith("peft.")

@@ -1,0 +1,313 @@
+"""PPOTrainer: multi-turn (or single-turn) training on one machine, with any algorithm of the config."""
+
+import contextlib
+import time
+from collections.abc import Generator as Iterator
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import torch
+
+from turnwise.algos.algorithm import build_algorithm
+from turnwise.algos.kl import KLState
+from turnwise.config.schema import Config
+from turnwise.generate.hf import HFGenerator
+from turnwise.log.events import Evaluated, Event, Notice, RunEnded, RunStarted, Sink, Sinks, StepDone
+from turnwise.log.store import RunDirectory
+from turnwise.rollout.proxy import AgentProxy
+from turnwise.train.checkpoint import Checkpoint, latest_checkpoint, write_checkpoint
+from turnwise.train.evaluate import EvalResult, PolicyPlayer, evaluate
+from turnwise.train.loop import StepResult, training_step
+from turnwise.train.networks import build_policy, load_policy_tensors, policy_tensors, sampling_model, save_policy
+from turnwise.train.setup import choose_setting
+from turnwise.train.update import Learner, TrainingError
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunResult:
+    """What a run came to."""
+
+    path: Path
+    """The run directory."""
+    steps: int
+    """Training steps done, those before a resume included."""
+    before: Evaluated | None
+    after: Evaluated | None
+    seconds: float
+    checkpoint: Path | None
+    """The last checkpoint; its `model` folder loads with `from_pretrained`."""
+
+
+class PPOTrainer:
+    """Trains a policy: plays episodes, assigns credit, updates, evaluates, checkpoints.
+
+    Everything random is derived from the config's seed and a counter, so a run that is killed and resumed goes on
+    exactly where its last checkpoint was.
+
+    Args:
+        resume: a run directory to go on with. Its stored config must describe the same model and seed.
+        sinks: who hears of the run's progress (the console, trackers).
+    """
+
+    def __init__(self, config: Config, *, resume: Path | None = None, sinks: Sequence[Sink] = ()) -> None:
+        self._sinks = Sinks(sinks)
+        self._started = time.perf_counter()
+        setting = choose_setting(config)
+        self.config = setting.config
+        self.factories = setting.factories
+        self.algorithm = build_algorithm(self.config.algo)
+        self.run = _open_run(config, resume)
+        try:
+            self._build(setting.notices, resumed=resume is not None)
+        except BaseException:
+            self.run.close()
+            raise
+
+    def _build(self, notices: Sequence[Notice], *, resumed: bool) -> None:
+        config = self.config
+        self.evaluations: list[Evaluated] = []
+        self.idle_steps = 0
+        self.step = 0
+        """Training steps done."""
+        checkpoint = latest_checkpoint(self.run.checkpoints, refused=self._refused) if resumed else None
+        self._last_checkpoint = checkpoint.path if checkpoint else None
+        self.run.truncate_to(-1 if checkpoint is None else checkpoint.state["positions"])
+        for notice in notices:
+            self._note(notice)
+        self.policy, self._warmstart = build_policy(
+            config,
+            self.algorithm,
+            initial=self.run.path / "initial_model",
+            checkpoint=checkpoint,
+            say=lambda message: self._note(Notice(kind="embedded", message=message)),
+        )
+        self.learner = Learner(self.policy, self.algorithm, config.train, seed=config.seed)
+        if checkpoint is not None:
+            self._load(checkpoint)
+        model, self._sync = sampling_model(self.policy)
+        self._sync()
+        self.generator = HFGenerator(
+            model,
+            self.policy.tokenizer,
+            slots=config.rollout.slots,
+            max_context=config.rollout.max_context,
+            deterministic=config.train.deterministic,
+            policy_version=self.learner.version,
+        )
+        self.proxy = AgentProxy(config, self.generator, self.policy.tokenizer, factories=self.factories)
+
+    def fit(self) -> RunResult:
+        """Trains to the end of the config's steps. An interruption (Ctrl-C) leaves a checkpoint behind."""
+        interrupted = False
+        try:
+            with _determinism(self.config.train.deterministic, self.policy.precision.device.type):
+                self._emit(
+                    RunStarted(path=self.run.path, config=self.config, first_step=self.step, facts=self._facts())
+                )
+                try:
+                    self._train()
+                except KeyboardInterrupt:
+                    interrupted = True
+                    raise
+            return self._result()
+        finally:
+            before, after = self._labelled("before"), self._labelled("after")
+            seconds = time.perf_counter() - self._started
+            self._emit(
+                RunEnded(path=self.run.path, seconds=seconds, before=before, after=after, interrupted=interrupted)
+            )
+            self.proxy.close()
+            self._sinks.close()
+            self.run.close()
+
+    def evaluate(self, label: Literal["before", "during", "after"]) -> EvalResult:
+        """Plays the held-out tasks with the policy as it is; the result is stored and told."""
+        player = PolicyPlayer(generator=self.generator, tokenizer=self.policy.tokenizer)
+        result = evaluate(self.config, player, step=self.step, factories=self.factories)
+        event = result.event(self.step, label)
+        self.evaluations.append(event)
+        self.run.write_metrics(self.step, result.metrics())
+        self.run.write_episodes(self.step, result.episodes, split="eval")
+        self._emit(event)
+        return result
+
+    def save(self) -> Path:
+        """Writes a checkpoint of this moment."""
+        tensors = policy_tensors(self.policy) | self.learner.optimizer.tensors("optimizer")
+        if self.learner.critic_optimizer is not None:
+            tensors |= self.learner.critic_optimizer.tensors("critic_optimizer")
+        tensors["torch_rng"] = torch.get_rng_state()
+        state = {
+            "positions": self.run.positions(),
+            "version": self.learner.version,
+            "kl_coef": self.learner.kl.coef,
+            "idle_steps": self.idle_steps,
+            "env_resets": self.proxy.env_state.num_resets,
+            "evaluations": [event.to_json() for event in self.evaluations],
+            "model": self.config.model.model_dump(mode="json"),
+        }
+        self._last_checkpoint = write_checkpoint(
+            self.run.checkpoints,
+            step=self.step,
+            tensors=tensors,
+            state=state,
+            save_model=save_policy(self.policy),
+            keep=self.config.checkpoint.keep,
+        )
+        return self._last_checkpoint
+
+    def _train(self) -> None:
+        config = self.config
+        if self._warmstart:
+            self.run.write_metrics(0, self._warmstart)
+        if config.eval.before and self._labelled("before") is None:
+            self.evaluate("before")
+        if self._last_checkpoint is None:
+            self.save()
+        while self.step < config.train.steps:
+            self._one_step()
+            last = self.step == config.train.steps
+            if config.eval.every and self.step % config.eval.every == 0 and not last:
+                self.evaluate("during")
+            if config.checkpoint.every and self.step % config.checkpoint.every == 0 and not last:
+                self.save()
+        if config.eval.after and self._labelled("after") is None:
+            self.evaluate("after")
+        self.save()
+
+    def _one_step(self) -> None:
+        result = training_step(
+            self.step,
+            proxy=self.proxy,
+            learner=self.learner,
+            pad_id=self.policy.tokenizer.pad_token_id,
+            exact=self.policy.precision.exact,
+        )
+        if result.updated:
+            self._sync()
+            self.generator.weights_updated(self.learner.version)
+        self._store(result)
+        self.idle_steps = 0 if result.updated else self.idle_steps + 1
+        self.step += 1
+        self._emit(StepDone(step=self.step, metrics=result.metrics))
+        if not result.updated:
+            self._note_idle()
+
+    def _store(self, result: StepResult) -> None:
+        """Rows of a step carry the number of steps done after it; 0 is what was there before."""
+        number, log = self.step + 1, self.config.log
+        self.run.write_ledger(result.ledger)
+        if log.episodes_every and self.step % log.episodes_every == 0:
+            self.run.write_episodes(number, result.episodes)
+            if log.credit:
+                self.run.write_credit(number, result.credit)
+        self.run.write_metrics(number, result.metrics)
+
+    def _note_idle(self) -> None:
+        limit = self.config.train.max_idle_steps
+        message = (
+            f"step {self.step}: in no group did episodes differ in reward, so there was nothing to learn "
+            f"({self.idle_steps} of {limit} such steps in a row)"
+        )
+        self._note(Notice(kind="idle_step", message=message, step=self.step))
+        if self.idle_steps >= limit:
+            self.save()
+            raise TrainingError(
+                f"{message}. Stopped: either every task is solved, or none ever is. Make tasks easier or harder, raise "
+                "rollout.train.group_size or rollout.temperature, shape the reward (env.shaping), or raise "
+                "train.max_idle_steps"
+            )
+
+    def _load(self, checkpoint: Checkpoint) -> None:
+        state, tensors = checkpoint.state, checkpoint.tensors()
+        load_policy_tensors(self.policy, tensors, checkpoint)
+        self.learner.optimizer.load_tensors(tensors, "optimizer")
+        if self.learner.critic_optimizer is not None:
+            self.learner.critic_optimizer.load_tensors(tensors, "critic_optimizer")
+        self.learner.version = state["version"]
+        self.learner.kl = KLState(coef=state["kl_coef"], target=self.algorithm.kl_target)
+        self.learner.adapt_kl(self.algorithm.kl_target or 0.0, num_episodes=0)
+        self.idle_steps = state["idle_steps"]
+        self.step = checkpoint.step
+        self.evaluations = [Evaluated.from_json(event) for event in state["evaluations"]]
+        torch.set_rng_state(tensors["torch_rng"])
+        self._note(Notice(kind="resumed", message=f"goes on after step {self.step}", step=self.step))
+
+    def _result(self) -> RunResult:
+        result = RunResult(
+            path=self.run.path,
+            steps=self.step,
+            before=self._labelled("before"),
+            after=self._labelled("after"),
+            seconds=time.perf_counter() - self._started,
+            checkpoint=self._last_checkpoint,
+        )
+        self.run.write_summary(
+            {
+                "steps": result.steps,
+                "before": result.before.to_json() if result.before else None,
+                "after": result.after.to_json() if result.after else None,
+                "seconds": round(result.seconds, 3),
+                "checkpoint": str(result.checkpoint.relative_to(result.path)) if result.checkpoint else None,
+            }
+        )
+        if self.config.log.credit:
+            self.run.write_pieces(lambda token: self.policy.tokenizer.decode([token]))
+        return result
+
+    def _facts(self) -> dict[str, str | int]:
+        return {
+            "model": self.config.model.path or "embedded",
+            "parameters": sum(parameter.numel() for parameter in self.policy.model.parameters()),
+            "trained": sum(parameter.numel() for parameter in self.policy.parameters()),
+            "device": str(self.policy.precision.device),
+            "algorithm": self.algorithm.name,
+            "multi_turn": str(self.config.train.multi_turn).lower(),
+        }
+
+    def _labelled(self, label: str) -> Evaluated | None:
+        return next((event for event in self.evaluations if event.label == label), None)
+
+    def _refused(self, message: str) -> None:
+        self._note(Notice(kind="checkpoint_refused", message=message))
+
+    def _note(self, notice: Notice) -> None:
+        self.run.write_event(notice.kind, notice.message, step=notice.step)
+        self._emit(notice)
+
+    def _emit(self, event: Event) -> None:
+        self._sinks.handle(event)
+
+
+def _open_run(config: Config, resume: Path | None) -> RunDirectory:
+    if resume is None:
+        return RunDirectory.create(
+            config.log, config, default_name=f"{config.env.name.rpartition(':')[2]}-{config.algo.name}-s{config.seed}"
+        )
+    run = RunDirectory.open(resume)
+    stored = run.config
+    for name, ours, theirs in (("model", config.model, stored.model), ("seed", config.seed, stored.seed)):
+        if ours != theirs:
+            run.close()
+            raise ValueError(
+                f"{resume} was started with {name} = {theirs!r}, and the config now says {ours!r}: a run goes on with "
+                f"the {name} that it began with; start a new run instead"
+            )
+    return run
+
+
+@contextlib.contextmanager
+def _determinism(asked: bool | None, device: str) -> Iterator[None]:
+    """Deterministic kernels while training: by default on the CPU, where they cost nothing."""
+    wanted = device == "cpu" if asked is None else asked
+    before = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(wanted)
+    # Filling what will be overwritten anyway is for finding bugs, and costs time.
+    torch.utils.deterministic.fill_uninitialized_memory = not wanted  # pyright: ignore[reportAttributeAccessIssue]
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before)
+        torch.utils.deterministic.fill_uninitialized_memory = True  # pyright: ignore[reportAttributeAccessIssue]
