@@ -191,7 +191,7 @@ class Broken(Counter):
         self.value = value
 
     def step(self, action: str) -> Any:
-        if isinstance(self.value, Exception):
+        if isinstance(self.value, BaseException):
             raise self.value
         return self.value
 
@@ -200,6 +200,7 @@ class Broken(Counter):
     ("value", "message"),
     [
         (ZeroDivisionError("oh"), "step raised ZeroDivisionError: oh"),
+        (SystemExit(3), "step raised SystemExit: 3"),
         (("a", float("nan"), False, {}), "finite number, got nan"),
         (("a", float("-inf"), False, {}), "finite number, got -inf"),
         (("a", None, False, {}), "finite number, got None"),
@@ -276,6 +277,14 @@ def test_objects_with_text_need_not_derive_from_anything() -> None:
             return action, 2.0, True, {}
 
     assert say(started(Plain()), answer("GO")).reward == 2.0
+
+    class Changing(Plain):
+        def step(self, action: str) -> tuple[str, float, bool, dict[str, Any]]:
+            self.actions = ("stop",)
+            return action, 1.0, action == "stop", {}
+
+    result = say(started(Changing()), answer("go", "stop"))
+    assert (result.action, result.terminated) == ("go || stop", True)
     with pytest.raises(EnvError, match="str is no environment"):
         as_env("hello", config=EnvConfig(), name="x")
 

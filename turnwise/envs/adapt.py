@@ -190,7 +190,7 @@ class TextTurns:
             return function()
         except EnvError:
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise EnvError(f"{self.name}: {what} raised {type(error).__name__}: {error}") from error
 
 

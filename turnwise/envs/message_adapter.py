@@ -172,7 +172,7 @@ class MessageTurns:
             return resolve(getattr(self.env, method)(*args))
         except EnvError:
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise EnvError(f"{self.name}: {method} raised {type(error).__name__}: {error}") from error
 
     def _read_state(self, state: Any) -> State:

@@ -41,8 +41,7 @@ class PlainEnv(BaseEnv):
         self.max_turns = getattr(obj, "max_turns", None)
         if self._numbered:
             self.actions = tuple(str(self._first + index) for index in range(int(count)))  # pyright: ignore[reportArgumentType]
-        else:
-            self.actions = tuple(getattr(obj, "actions", ()))
+        self._look()
 
     @property
     def reset_target(self) -> Callable[..., Any]:
@@ -51,10 +50,12 @@ class PlainEnv(BaseEnv):
 
     def reset(self, seed: int | None = None, **kwargs: Any) -> Any:
         value = self._obj.reset(**kwargs) if seed is None else self._obj.reset(seed=seed, **kwargs)
+        self._look()
         return self._text_first(value) if isinstance(value, tuple) else self._text(value)
 
     def step(self, action: str) -> Any:
         value = self._obj.step(int(action) if self._numbered else action)
+        self._look()
         return self._text_first(value) if isinstance(value, tuple) else value
 
     def render(self) -> str:
@@ -66,6 +67,11 @@ class PlainEnv(BaseEnv):
         close = getattr(self._obj, "close", None)
         if callable(close):
             close()
+
+    def _look(self) -> None:
+        """Takes over the legal actions, which may depend on the state."""
+        if not self._numbered:
+            self.actions = tuple(getattr(self._obj, "actions", ()))
 
     def _text_first(self, value: Any) -> Any:
         return (self._text(value[0]), *value[1:]) if value else value

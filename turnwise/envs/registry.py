@@ -77,6 +77,21 @@ _BUILT_IN: tuple[EnvSpec, ...] = (
         aliases=("SimpleGameEnvironment",),
         summary="Walk along a line to a target. The smallest game with several turns.",
     ),
+    EnvSpec(
+        name="sokoban",
+        target="turnwise.envs.sokoban:SokobanEnv",
+        summary="Push boxes onto targets; some pushes cannot be undone.",
+    ),
+    EnvSpec(
+        name="alfworld",
+        target="turnwise.envs.alfworld:AlfWorldEnv",
+        summary="Household tasks in text: find, carry, clean, heat, cool and place objects.",
+    ),
+    EnvSpec(
+        name="webshop",
+        target="turnwise.envs.webshop:WebShopEnv",
+        summary="Search a shop and buy what an instruction describes.",
+    ),
 )
 
 _registered: dict[str, EnvSpec] = {}  # by normalised name: what `register` added in this process
@@ -193,8 +208,14 @@ def _from_entry_points() -> tuple[EnvSpec, ...]:
 def _load(target: str) -> Callable[..., Any]:
     """What module:Class names; the module may also be the path of a Python file."""
     where, _, attribute = target.partition(":")
-    module = _load_file(Path(where)) if where.endswith(".py") else importlib.import_module(where)
-    found: Any = module
+    try:
+        found: Any = _load_file(Path(where)) if where.endswith(".py") else importlib.import_module(where)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{where}.".startswith(f"{error.name}."):
+            raise  # the module is there, and something that it imports is not
+        raise UnknownEnvError(
+            f"{target!r}: there is no module {error.name!r}; is it installed, or on PYTHONPATH?"
+        ) from error
     for part in attribute.split("."):
         if part not in dir(found):
             near = get_close_matches(part, dir(found), n=1)

@@ -86,7 +86,7 @@ class Rubric:
         arguments = _arguments(name, function, known)
         try:
             value = resolve(function(**arguments))
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise EnvError(f"rubric function {name} raised {type(error).__name__}: {error}") from error
         return read_reward(value, name=f"rubric function {name}", what="what it returns")
 
