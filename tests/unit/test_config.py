@@ -7,9 +7,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from turnwise.config import Config, ConfigError, ConfigStore, list_recipes, load_config, parse_overrides, show_config
+from turnwise.config.dialect_keys import RULES
 from turnwise.config.schema import EnvConfig, LogConfig
-from turnwise.config.tree import iter_fields, section_of
+from turnwise.config.tree import iter_fields, known_fields, section_of, set_path
 from turnwise.config.yaml_io import dump_yaml, parse_yaml
+from turnwise.envs.simple_game import SimpleGameEnvironment
 
 
 def problems_of(source: object, overrides: tuple[str, ...] = ()) -> tuple[str, ...]:
@@ -123,7 +125,7 @@ def test_an_unknown_key_suggests_the_nearest(key: str, guess: str) -> None:
         ("rollout.train.tags=FrozenLake", ["rollout.train.tags", "tuple", "'FrozenLake'"]),
         ("rollout.train.tags=[1]", ["rollout.train.tags.0", "string", "1"]),
         ("model.lora.target_modules=3", ["model.lora.target_modules", "all-linear", "3"]),
-        ("train=3", ["train", "TrainConfig", "3"]),
+        ("train=3", ["train", "section", "3"]),
         ("train_cfgs.max_turn=x", ["train.max_turn", "integer", "'x'", "train_cfgs.max_turn"]),
         ("verl.a=3", ["verl", "backend"]),
     ],
@@ -139,6 +141,38 @@ def test_all_problems_are_listed_at_once() -> None:
     assert len(found) == 5
     for path in ("train.max_tun", "train.lr", "sed", "algo.gama", "train.steps"):
         assert any(problem.startswith(f"{path}:") for problem in found), path
+
+
+def test_an_empty_section_sets_nothing(tmp_path: Path) -> None:
+    (tmp_path / "empty.yaml").write_text("train:\nenv:\n  format:\n")
+    assert load_config(tmp_path / "empty.yaml") == Config()
+
+
+KEYS = [*known_fields(), *RULES, "envs.a", "envs.a.format.think", "custom_envs.a.env_type", "unknown", "max_turn"]
+VALUES = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-2, 9)
+    | st.floats(allow_nan=False)
+    | st.sampled_from(["a", "grpo", "gae", ""]),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["a", "name", "tag"]), inner, max_size=2)
+    ),
+    max_leaves=5,
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(st.tuples(st.sampled_from(KEYS), VALUES), max_size=6), st.sampled_from(["native", "verl"]))
+def test_any_tree_loads_and_round_trips_or_is_refused(pairs: list[tuple[str, object]], backend: str) -> None:
+    tree: dict[str, object] = {"backend": backend}
+    for path, value in pairs:
+        set_path(tree, path, value)
+    try:
+        config = load_config(tree)
+    except ConfigError:
+        return
+    assert load_config(parse_yaml(show_config(config))) == config
 
 
 def test_show_round_trips() -> None:
@@ -193,6 +227,16 @@ def test_the_store_of_seed_002() -> None:
     assert resolved.env.name == "simple_game"
     assert resolved.model.path == "some/model"
     assert (resolved.algo.clip_low, resolved.algo.clip_high) == (0.3, 0.3)
+
+
+def test_an_environment_takes_its_section_of_the_store() -> None:
+    config = ConfigStore()
+    assert SimpleGameEnvironment(config.environment).size == SimpleGameEnvironment().size
+    config.environment.size = 4
+    config.environment.max_steps = 7
+    env = SimpleGameEnvironment(config.environment)
+    assert (env.size, env.max_steps) == (4, 7)
+    assert config.to_config().env.options == {"size": 4}
 
 
 def test_the_store_reads_defaults_and_other_spellings() -> None:

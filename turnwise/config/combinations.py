@@ -29,7 +29,7 @@ def _estimator(facts: Tree, seen: Tree) -> Tree:
             return {"algo.name": "bi_level_gae"}
         current = get_path(seen, "algo.name") or default_at("algo.name")
         return {"algo.name": "ppo"} if current == "bi_level_gae" else {}
-    if given not in ESTIMATORS:
+    if not isinstance(given, str) or given not in ESTIMATORS:
         raise ValueError(f"{given!r} is no estimator here: algorithm.adv_estimator is one of {', '.join(ESTIMATORS)}")
     name = ESTIMATORS[given]
     if bi_level and name not in ("ppo", "bi_level_gae"):
@@ -152,7 +152,10 @@ def _custom_envs(facts: Tree, seen: Tree) -> Tree:
         "env_config": "options",
     }
     settings: Tree = {}
-    for tag, keys in cast(Tree, facts["custom_envs"]).items():
+    custom = facts["custom_envs"]
+    if not is_tree(custom) or not all(is_tree(keys) for keys in custom.values()):
+        raise ValueError(f"custom_envs holds the settings of environments by tag, got {custom!r}")
+    for tag, keys in cast(Tree, custom).items():
         for key, value in cast(Tree, keys).items():
             if key not in names:
                 raise ValueError(f"{tag}.{key} means nothing here; an environment's keys are {', '.join(names)}")

@@ -59,7 +59,7 @@ def _off_below_one(value: Any) -> Any:
 
 def _choice(table: Mapping[str, str]) -> Callable[[Any], Any]:
     def convert(value: Any) -> Any:
-        if value not in table:
+        if not isinstance(value, str) or value not in table:
             raise ValueError(f"must be one of {', '.join(table)} here, got {value!r}")
         return table[value]
 
@@ -259,6 +259,7 @@ _CONFIG_STORE: dict[str, AnyRule] = {
     "environment.max_turns": "env.max_turn",
     "environment.max_steps": "env.max_actions_per_episode",
     "environment.options": "env.options",
+    "environment.size": "env.options.size",
     "environment.system_prompt": "env.system_prompt",
     "model.model_name": "model.path",
     "data.batch_size": "rollout.train.env_groups",

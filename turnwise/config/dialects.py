@@ -63,22 +63,28 @@ class Translator:
         """The tree of all layers, with settings for every environment spread over the tags."""
         tree = merge(self._tree, {})
         name = get_path(tree, "env.name") or default_at("env.name")
-        tags = dict.fromkeys(get_path(tree, "envs") or ())
+        envs = tree.get("envs", {})
+        if not self._shared or not is_tree(envs):
+            return tree
         for split in ("train", "val"):
-            found = get_path(tree, f"rollout.{split}.tags")
-            tags |= dict.fromkeys(tag for tag in found or () if tag != name) if isinstance(found, list | tuple) else {}
-        for tag in tags if self._shared else ():
-            entry = cast(Tree, tree.setdefault("envs", {}).setdefault(tag, {"name": tag}))
-            for path, value in self._shared.items():
+            tags = get_path(tree, f"rollout.{split}.tags")
+            for tag in cast("list[Any]", tags) if isinstance(tags, list | tuple) else ():
+                if isinstance(tag, str) and tag != name:
+                    envs.setdefault(tag, {"name": tag})
+        for entry in envs.values():
+            for path, value in self._shared.items() if is_tree(entry) else ():
                 if not has_path(entry, path):
                     set_path(entry, path, value)
-        return tree
+        return tree | ({"envs": envs} if envs else {})
 
     def _walk(self, path: str, value: Any) -> None:
         if (rule := RULES.get(path)) is not None:
             self._apply(path, rule, value)
         elif path == "envs" and is_tree(value):
-            self._layer = merge(self._layer, {"envs": value})
+            self._put_envs(value, path)
+        elif _is_section(path) and not is_tree(value):
+            if value is not None:
+                self._problem(path, f"is a section with keys of its own, got {value!r}")
         elif is_tree(value) and (_is_section(path) or any(key.startswith(f"{path}.") for key in RULES)):
             for key, inner in value.items():
                 self._walk(f"{path}.{key}", inner)
@@ -119,11 +125,22 @@ class Translator:
     def _put(self, target: str, value: Any, source: str) -> None:
         """Sets one of our paths in this layer. Two spellings in one layer must agree."""
         if has_path(self._layer, target) and (old := get_path(self._layer, target)) != value:
-            before = self._layer_spelled[target]
+            before = self._layer_spelled.get(target, target)
             self._problem(source, f"{value!r} contradicts {before} = {old!r}: both set {target}; keep one")
             return
         set_path(self._layer, target, value)
         self._layer_spelled[target] = source
+
+    def _put_envs(self, envs: Mapping[str, Any], source: str) -> None:
+        """Adds entries of `envs`. Their tags may hold dots, so they have no dotted path here."""
+        present = self._layer.get("envs", {})
+        for tag, entry in envs.items():
+            old = present.get(tag, {})
+            for key in entry if is_tree(entry) and is_tree(old) else ():
+                if key in old and old[key] != entry[key]:
+                    self._problem(source, f"envs.{tag}.{key} is set to {old[key]!r} and to {entry[key]!r}; keep one")
+        if envs:
+            self._layer = merge(self._layer, {"envs": envs})
 
     def _unknown(self, path: str, value: Any) -> None:
         root = path.split(".")[0]
@@ -167,7 +184,7 @@ class Translator:
             except ValueError as error:
                 self._problem(touched[0], str(error))
                 continue
-            self._layer = merge(self._layer, {"envs": settings.pop("envs")}) if "envs" in settings else self._layer
+            self._put_envs(settings.pop("envs", {}), touched[0])
             for target, value in settings.items():
                 self._put(target, value, touched[0])
                 if target.startswith("env."):

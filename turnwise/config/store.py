@@ -89,10 +89,10 @@ class ConfigStore(StoreSection):
         target = path if field is not None else target_of(path)
         if target is None:
             raise AttributeError(_unknown(path) if path not in RULES else f"{path} was not set and has no default")
-        node: Any = self.to_config()
-        for part in target.split("."):
-            node = getattr(node, part)
-        return node
+        resolved = self.to_config().model_dump()
+        if not has_path(resolved, target):
+            raise AttributeError(f"{path} was not set and has no default")
+        return get_path(resolved, target)
 
     def write(self, path: str, value: Any) -> None:
         """Sets a leaf, or every leaf of a mapping for a section."""
