@@ -91,6 +91,14 @@ _BUILT_IN: tuple[EnvSpec, ...] = (
         name="webshop",
         target="turnwise.envs.webshop:WebShopEnv",
         summary="Search a shop and buy what an instruction describes.",
+        extra="webshop",
+        needs=("bm25s", "Stemmer", "rapidfuzz"),
+    ),
+    EnvSpec(
+        name="math_qa",
+        target="turnwise.envs.math_qa:MathQAEnv",
+        aliases=("MetaMathQA",),
+        summary="Math questions with several tries; GSM8K, MetaMathQA or your own.",
     ),
 )
 
