@@ -2,9 +2,9 @@
 # Multi-turn PPO with bi-level GAE on FrozenLake. Further words are passed on, and a flag given again wins:
 # scripts/run_multi_turn_ppo.sh --train_cfgs.max_turn 5 --seed 1
 set -euo pipefail
-cd "$(dirname "$0")/.."
 
-PYTHON=${PYTHON:-$([ -x .venv/bin/python ] && echo .venv/bin/python || echo python3)}
+ours="$(dirname "$0")/../.venv/bin/python"
+PYTHON=${PYTHON:-$([ -x "$ours" ] && echo "$ours" || echo python3)}
 
 exec "$PYTHON" -m turnwise.trainers.ppo_multi_turn \
     --train_cfgs.multi_turn true \

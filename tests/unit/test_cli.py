@@ -181,20 +181,44 @@ def test_trainers_of_missing_backends_name_the_extra() -> None:
                 getattr(trainers, name)
 
 
+FRONTS = [
+    [sys.executable, "-m", "turnwise.trainers.ppo_multi_turn"],
+    [sys.executable, str(ROOT / "examples" / "run_multi_turn_ppo.py")],
+    [str(ROOT / "scripts" / "run_multi_turn_ppo.sh")],
+]
 FLAGS = ["--multi_turn", "true", "--bi_level_gae", "true", "--max_turn", "3", "--learning_rate", "5e-7x"]
 
 
-@pytest.mark.parametrize(
-    "command",
-    [
-        [sys.executable, "-m", "turnwise.trainers.ppo_multi_turn"],
-        [sys.executable, "examples/run_multi_turn_ppo.py"],
-        ["scripts/run_multi_turn_ppo.sh"],
-    ],
-)
-def test_the_fronts_read_their_flags(command: list[str]) -> None:
+SMALL = [
+    "train.steps=1",
+    "eval.episodes=2",
+    "rollout.train.env_groups=2",
+    "rollout.train.group_size=2",
+    "rollout.val.env_groups=2",
+    "rollout.max_response_tokens=16",
+    "model.embedded.warmstart_episodes=8",
+    "model.embedded.warmstart_epochs=1",
+]
+
+
+def run_front(command: list[str], *words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "PYTHON": sys.executable}
-    done = subprocess.run([*command, *FLAGS], capture_output=True, text=True, cwd=ROOT, env=environment)
+    return subprocess.run([*command, *words], capture_output=True, text=True, cwd=cwd, env=environment)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", FRONTS)
+def test_the_fronts_train(command: list[str], tmp_path: Path) -> None:
+    done = run_front(command, *FLAGS[:-1], "5e-7", *SMALL, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    (run,) = (tmp_path / "runs").iterdir()
+    written = load_config(run / "config.yaml")
+    assert (written.train.max_turn, written.train.lr, written.algo.name) == (3, 5e-7, "bi_level_gae")
+
+
+@pytest.mark.parametrize("command", FRONTS)
+def test_the_fronts_read_their_flags(command: list[str], tmp_path: Path) -> None:
+    done = run_front(command, *FLAGS, cwd=tmp_path)
     assert done.returncode == 2
     assert "train.lr: input should be a valid number, got '5e-7x' (written as learning_rate)" in done.stderr
 
