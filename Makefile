@@ -5,6 +5,7 @@ VENV ?= .venv
 EXTRAS ?= dev,lora,math,webshop,inspect
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+CODE := turnwise tests examples scripts benchmarks
 CONSTRAINTS := requirements/constraints.txt
 TORCH := $(shell sed -n 's/^torch==//p' $(CONSTRAINTS))
 CPU_WHEELS := https://download.pytorch.org/whl/cpu
@@ -29,8 +30,8 @@ $(READY): pyproject.toml $(CONSTRAINTS)
 	touch $@
 
 lint: $(READY)
-	$(BIN)/ruff check .
-	$(BIN)/ruff format --check .
+	$(BIN)/ruff check $(CODE)
+	$(BIN)/ruff format --check $(CODE)
 	$(BIN)/pyright
 
 test: lint
@@ -43,8 +44,8 @@ test-gpu: $(READY)
 	$(BIN)/pytest -m gpu
 
 format: $(READY)
-	$(BIN)/ruff check --fix .
-	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix $(CODE)
+	$(BIN)/ruff format $(CODE)
 
 train: $(READY)
 	$(BIN)/turnwise train
