@@ -41,6 +41,12 @@ ROOM = """
 """
 WALK = {f"go to {name}" for name in ("countertop 1", "fridge 1", "microwave 1", "shelf 1", "sinkbasin 1")}
 ALWAYS = {"help", "inventory", "look"}
+TO_HOT_APPLE = (
+    "go to countertop 1",
+    "take apple 2 from countertop 1",
+    "go to microwave 1",
+    "heat apple 2 with microwave 1",
+)
 
 
 def room(*commands: str) -> PlainEngine:
@@ -130,7 +136,9 @@ def test_hand_and_treatments() -> None:
     engine.step("go to microwave 1")
     assert engine.step("heat apple 2 with microwave 1").text == "You heat the apple 2 using the microwave 1."
     assert engine.step("examine apple 2").text == "This is a hot and clean apple 2."
+    assert ("iscool", "apple_bar_1") not in engine.facts
     engine.step("go to fridge 1")
+    assert ("ishot", "apple_bar_1") not in room(*TO_HOT_APPLE, "go to fridge 1", "cool apple 2 with fridge 1").facts
     assert "move apple 2 to fridge 1" not in engine.step("look").commands
     engine.step("open fridge 1")
     frame = engine.step("move apple 2 to fridge 1")

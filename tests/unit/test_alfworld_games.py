@@ -13,11 +13,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from turnwise.config.schema import EnvConfig
+from turnwise.envs.adapt import as_env
 from turnwise.envs.alfworld import AlfWorldEnv, Game, GameMaker, check_games, load_games, save_games
+from turnwise.envs.alfworld.check import wander
 from turnwise.envs.alfworld.env import split_games
 from turnwise.envs.alfworld.games import TASKS
 from turnwise.envs.alfworld.planner import find_plan
 from turnwise.envs.alfworld.rooms import HOLDS, LAMP, load_plans, sample_plans
+from turnwise.envs.alfworld.text import NOTHING_HAPPENS
 from turnwise.envs.base import EnvError
 from turnwise.types import Message
 
@@ -39,6 +42,21 @@ def test_made_games_can_be_won_and_are_not_won_already(seed: int, split: str) ->
     frames = [engine.step(command) for command in game.walkthrough]
     assert [frame.won for frame in frames] == [False] * (len(frames) - 1) + [True]
     assert not any(frame.text == "Nothing happens." for frame in frames)
+
+
+@settings(max_examples=15, deadline=None)
+@given(seed=st.integers(0, 20), walk=st.text(max_size=8))
+def test_a_random_walk_keeps_the_world_consistent(seed: int, walk: str) -> None:
+    engine = MAKER.make(seed, split="train").engine()
+    known: tuple[str, ...] = ()
+    for command, frame in wander(engine, seed=walk, steps=40):
+        assert (frame.text == NOTHING_HAPPENS) == (bool(command) and command not in known)
+        known = frame.commands
+        inside = {(thing, receptacle) for receptacle, things in engine.inside.items() for thing in things}
+        assert inside == {fact[1:] for fact in engine.facts if fact[0] == "inreceptacle"}
+        assert all(things == sorted(things) for things in engine.inside.values())
+        assert {fact[2] for fact in engine.facts if fact[0] == "holds"} == ({engine.held} - {None})
+        assert [fact[2] for fact in engine.facts if fact[0] == "atlocation"] == [engine.place]
 
 
 def test_made_games_cover_all_tasks_and_never_share_a_room() -> None:
@@ -214,6 +232,13 @@ def test_env_truncates_and_answers_nonsense() -> None:
     assert env.step("look")[2:4] == (False, True)
 
 
+def test_winning_with_the_last_command_is_no_truncation() -> None:
+    plan = MAKER.make(0, split="train").walkthrough
+    env = AlfWorldEnv(max_steps=len(plan))
+    env.reset(seed=0)
+    assert [env.step(command)[2:4] for command in plan][-1] == (True, False)
+
+
 def test_env_potential_rises_along_the_walkthrough() -> None:
     env = AlfWorldEnv()
     env.reset(seed=5)
@@ -256,8 +281,6 @@ def test_a_file_with_one_split_is_divided_the_same_way_every_time() -> None:
 
 
 def test_env_plays_behind_the_protocol_and_replays_exactly() -> None:
-    from turnwise.envs.adapt import as_env
-
     def play() -> list[tuple[str, float, str | None]]:
         env = as_env(AlfWorldEnv(), config=EnvConfig(), name="alfworld")
         task = env.make_task(11, "train")

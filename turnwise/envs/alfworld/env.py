@@ -2,6 +2,9 @@
 
 import hashlib
 from collections.abc import Sequence
+from functools import lru_cache
+from pathlib import Path
+from random import Random
 from typing import Any, Literal
 
 from turnwise.envs.alfworld.check import make_engine
@@ -61,13 +64,15 @@ class AlfWorldEnv(BaseEnv):
             raise ValueError(f"task_text is 'template' or 'human', got {task_text!r}")
         if max_steps < 1:
             raise ValueError(f"max_steps is at least 1, got {max_steps}")
+        self._task_types = tuple(task_types)
+        self._floorplans = floorplans
         self._splits: dict[str, tuple[Game, ...]] | None = None
-        self._maker: GameMaker | None = None
         if games is None:
-            plans = sample_plans() if floorplans is None else load_plans(floorplans)
-            self._maker = GameMaker(plans, task_types=task_types)
+            _maker(floorplans, self._task_types)
         else:
-            chosen = [game for game in load_games(games) if game.task_type in task_types]
+            source = Path(games)
+            stamp = source.stat().st_mtime_ns if source.exists() else 0
+            chosen = [game for game in _games(games, stamp) if game.task_type in self._task_types]
             self._splits = split_games(chosen, val_split=val_split)
         self._engine_name: EngineName = engine
         self._task_text: TaskText = task_text
@@ -126,6 +131,10 @@ class AlfWorldEnv(BaseEnv):
         left = self._max_steps if plan is None else min(len(plan), self._max_steps)
         return -self._win_reward * left / self._max_steps
 
+    def random_action(self, rng: Random) -> str | None:
+        """One of the admissible commands."""
+        return None if self._frame is None else rng.choice(self._frame.commands)
+
     def walkthrough(self) -> tuple[str, ...] | None:
         """Commands that win the current game from its start, where they are known."""
         return self._game.walkthrough if self._game is not None and self._game.walkthrough else None
@@ -140,8 +149,7 @@ class AlfWorldEnv(BaseEnv):
         if self._splits is None:
             if game_id is not None:
                 raise EnvError(f"game_id names a game of a file, but no file was given: {game_id!r}")
-            assert self._maker is not None
-            return self._maker.make(seed, split="train" if split == "train" else "val")
+            return _made(self._floorplans, self._task_types, seed, "train" if split == "train" else "val")
         if game_id is not None:
             for game in (game for games in self._splits.values() for game in games):
                 if game.id == game_id:
@@ -157,6 +165,25 @@ class AlfWorldEnv(BaseEnv):
 
     def _info(self, frame: Frame) -> dict[str, Any]:
         return {"success": frame.won, "admissible_commands": list(frame.commands)}
+
+
+# A run has hundreds of environments, and the members of a group play the same game: what they load is shared.
+
+
+@lru_cache(maxsize=4)
+def _games(path: str, stamp: int) -> tuple[Game, ...]:
+    del stamp  # a file that changes is read again
+    return load_games(path)
+
+
+@lru_cache(maxsize=8)
+def _maker(floorplans: str | None, task_types: tuple[str, ...]) -> GameMaker:
+    return GameMaker(sample_plans() if floorplans is None else load_plans(floorplans), task_types=task_types)
+
+
+@lru_cache(maxsize=256)
+def _made(floorplans: str | None, task_types: tuple[str, ...], seed: int, split: str) -> Game:
+    return _maker(floorplans, task_types).make(seed, split=split)
 
 
 def split_games(games: Sequence[Game], *, val_split: str | None = None) -> dict[str, tuple[Game, ...]]:

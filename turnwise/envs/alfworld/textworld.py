@@ -24,7 +24,8 @@ from turnwise.envs.alfworld.world import DYNAMIC
 
 _LOCK = threading.RLock()
 _TASK_MARK = "UNKNOWN GOAL"
-_KEPT_TRANSLATIONS = 64
+_KEPT_TRANSLATIONS = 16
+_IDLE: list[Any] = []  # every environment maps a copy of the C library that is never unmapped, so they are used again
 
 
 class TextWorldEngine:
@@ -40,7 +41,7 @@ class TextWorldEngine:
         """The opening frame."""
         with _LOCK:
             if self._env is None:
-                self._env = _make_env()
+                self._env = _IDLE.pop() if _IDLE else _make_env()
                 self._env.load({**_logic(), "pddl_problem": self._game.pddl_problem})
             # The task has no say in the rules, so the grammar is the same for all games and parsed once.
             return self._frame(self._env.reset(), task=self._task)
@@ -60,10 +61,10 @@ class TextWorldEngine:
         return hashlib.blake2b(state.encode(), digest_size=16).hexdigest()
 
     def close(self) -> None:
-        """Drops the game and its copy of the C library."""
+        """Hands the original's environment on to the next game."""
         with _LOCK:
             if self._env is not None:
-                self._env.close()
+                _IDLE.append(self._env)
                 self._env = None
 
     def _frame(self, state: Any, *, task: str | None = None) -> Frame:
