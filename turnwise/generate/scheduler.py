@@ -12,6 +12,9 @@ from dataclasses import dataclass, field
 
 from turnwise.generate.base import Sampling
 
+PATIENCE = 6
+"""Decode passes for which a prefill waits to be shared."""
+
 
 @dataclass(kw_only=True, slots=True)
 class Span:
@@ -55,6 +58,12 @@ class SessionState:
     def prefilling(self) -> bool:
         """True where the next pass is a chunk, False where it is one decoded id."""
         return not self.spans[self.at].decode
+
+    @property
+    def next_bucket(self) -> int:
+        """The bucket of the chunk that runs next."""
+        span = self.spans[self.at]
+        return bucket(span.end - span.start)
 
     def ask(self, new_ids: Sequence[int], *, sampling: Sampling, chunk: int) -> None:
         """Takes a request: the ids not yet in spans (the last sampled one too) become chunks."""
@@ -140,6 +149,7 @@ class Scheduler:
         self.chunk = chunk
         self._prefill_tokens = prefill_tokens
         self._exact = exact
+        self._held = 0
         self._free = list(range(slots))
         self._waiting: deque[SessionState] = deque()
         self._running: dict[str, SessionState] = {}
@@ -178,19 +188,22 @@ class Scheduler:
         return evicted
 
     def next_prefill(self) -> tuple[list[SessionState], int]:
-        """The sessions of the next prefill pass and its bucket: the first in line decides the bucket."""
-        batch: list[SessionState] = []
-        size = 0
-        for state in self._running.values():
-            if state.prefilling:
-                span = state.spans[state.at]
-                own = bucket(span.end - span.start)
-                if not batch:
-                    size = own
-                if own == size:
-                    batch.append(state)
-                    if len(batch) == self.prefill_rows(size):
-                        break
+        """The sessions of the next prefill pass and its bucket: the first in line decides the bucket. May be none.
+
+        A pass costs the same with one row as with all, so a batch that is not full waits up to PATIENCE decode
+        passes for others, as long as more sessions decode than wait.
+        """
+        waiting = [state for state in self._running.values() if state.prefilling]
+        if not waiting:
+            return [], 0
+        size = waiting[0].next_bucket
+        rows = self.prefill_rows(size)
+        batch = [state for state in waiting if state.next_bucket == size][:rows]
+        decoding = len(self._running) - len(waiting)
+        if len(batch) < rows and len(waiting) < decoding and self._held < PATIENCE:
+            self._held += 1
+            return [], 0
+        self._held = 0
         return batch, size
 
     def next_decode(self) -> list[SessionState]:

@@ -1,0 +1,143 @@
+"""ChatClient against a real local HTTP server."""
+
+import asyncio
+import contextlib
+import json
+import threading
+import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import pytest
+
+from turnwise.generate.base import ContextOverflowError, GeneratorError, Sampling
+from turnwise.generate.openai import ChatClient
+from turnwise.types import Message
+
+HELLO = [Message(role="system", content="Be brief."), Message(role="user", content="hello")]
+SAMPLING = Sampling(max_tokens=5, temperature=0.3, stop=("END",))
+
+
+class Server:
+    """Answers with what is queued: (status, headers, body or delay in seconds)."""
+
+    def __init__(self) -> None:
+        self.answers: list[tuple[int, dict[str, str], Any]] = []
+        self.requests: list[tuple[str, dict[str, str], Any]] = []
+        outer = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                outer.requests.append((self.path, dict(self.headers), body))
+                status, headers, answer = outer.answers.pop(0)
+                if isinstance(answer, float):
+                    time.sleep(answer)
+                    answer = {}
+                data = answer if isinstance(answer, bytes) else json.dumps(answer).encode()
+                self.send_response(status)
+                for name, value in headers.items():
+                    self.send_header(name, value)
+                self.end_headers()
+                with contextlib.suppress(ConnectionError):  # the client may have given up
+                    self.wfile.write(data)
+
+            def log_message(self, format: str, *args: Any) -> None:
+                pass
+
+        self.http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.http.server_port}/v1"
+        threading.Thread(target=self.http.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
+
+    def client(self, **options: Any) -> ChatClient:
+        return ChatClient(self.url, model="m", **{"backoff": 0.01, "timeout": 10.0, **options})
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    server = Server()
+    yield server
+    server.http.shutdown()
+    server.http.server_close()
+
+
+def said(content: str | None, **more: Any) -> dict[str, Any]:
+    return {"choices": [{"message": {"role": "assistant", "content": content, **more}, "finish_reason": "stop"}]}
+
+
+def ask(client: ChatClient, **options: Any) -> Message:
+    return asyncio.run(client.chat(HELLO, SAMPLING, **options))
+
+
+def test_a_reply_becomes_a_message(server: Server):
+    server.answers = [(200, {}, said("hi"))]
+    assert ask(server.client(api_key="secret")) == Message(role="assistant", content="hi")
+    path, headers, body = server.requests[0]
+    assert path == "/v1/chat/completions"
+    assert headers["Authorization"] == "Bearer secret"
+    assert body == {
+        "model": "m",
+        "messages": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "hello"}],
+        "max_tokens": 5,
+        "temperature": 0.3,
+        "top_p": 1.0,
+        "stop": ["END"],
+    }
+
+
+def test_tools_go_out_and_calls_come_back(server: Server):
+    tool = {"type": "function", "function": {"name": "add", "parameters": {}}}
+    call = {"id": "c0", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
+    server.answers = [(200, {}, said(None, tool_calls=[call]))]
+    reply = ask(server.client(), tools=[tool])
+    assert server.requests[0][2]["tools"] == [tool]
+    assert (reply.content, reply.tool_calls[0].name, reply.tool_calls[0].arguments) == ("", "add", '{"a": 1}')
+
+
+def test_busy_and_broken_servers_are_asked_again(server: Server):
+    server.answers = [(429, {"Retry-After": "0"}, {}), (503, {}, {}), (200, {}, said("late"))]
+    assert ask(server.client()).content == "late"
+    assert len(server.requests) == 3
+
+
+def test_it_gives_up_with_the_last_problem(server: Server):
+    server.answers = [(500, {}, {"error": "boom"})] * 3
+    with pytest.raises(GeneratorError, match=r"3 attempts.*500.*boom"):
+        ask(server.client(retries=2))
+
+
+def test_a_refusal_is_not_repeated(server: Server):
+    server.answers = [(401, {}, {"error": "no key"})]
+    with pytest.raises(GeneratorError, match="401"):
+        ask(server.client())
+    assert len(server.requests) == 1
+    server.answers = [(400, {}, {"error": {"code": "context_length_exceeded"}})]
+    with pytest.raises(ContextOverflowError):
+        ask(server.client())
+
+
+def test_a_silent_server_times_out(server: Server):
+    server.answers = [(200, {}, 1.0)]
+    with pytest.raises(GeneratorError, match=r"1 attempts.*imed"):
+        ask(server.client(timeout=0.1, retries=0))
+
+
+@pytest.mark.parametrize("answer", [b"not json", {"choices": []}, {"choices": [{}]}, b"null"])
+def test_an_answer_of_another_shape_is_an_error(server: Server, answer: Any):
+    server.answers = [(200, {}, answer)]
+    with pytest.raises(GeneratorError, match="no chat completion"):
+        ask(server.client())
+
+
+def test_nobody_there_is_an_error():
+    with pytest.raises(GeneratorError, match="did not answer"):
+        ask(ChatClient("http://127.0.0.1:9/v1", model="m", retries=1, backoff=0.01))
+
+
+def test_settings_without_a_field_are_refused_and_so_are_bad_addresses():
+    client = ChatClient("http://localhost/v1", model="m")
+    with pytest.raises(GeneratorError, match="top_k=5"):
+        client.body(HELLO, Sampling(max_tokens=1, top_k=5))
+    with pytest.raises(ValueError, match="http or https"):
+        ChatClient("localhost:8000", model="m")

@@ -1,0 +1,148 @@
+"""A client for OpenAI-compatible chat endpoints, for evaluation: messages in, a message out.
+
+Such a server speaks messages and not tokens, so it cannot implement Generator: what it returns can be scored, never
+trained on. Only the standard library is used.
+"""
+
+import asyncio
+import http.client
+import json
+import random
+import urllib.parse
+from collections.abc import Mapping, Sequence
+from typing import cast
+
+from turnwise.generate.base import ContextOverflowError, GeneratorError, Sampling
+from turnwise.types import Json, Message
+
+_RETRIED = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 529})
+
+
+class ChatClient:
+    """Asks a model behind an OpenAI-compatible endpoint.
+
+    Args:
+        base_url: up to and without /chat/completions, such as http://localhost:8000/v1.
+        model: the name that the server knows.
+        api_key: sent as a bearer token where given.
+        timeout: seconds for one attempt.
+        retries: further attempts after a refused connection, a timeout, 429 or 5xx.
+        backoff: seconds before the first retry; doubled for each further one, unless the server names a time.
+
+    Example:
+        >>> client = ChatClient("http://localhost:8000/v1", model="qwen")
+        >>> body = client.body([Message(role="user", content="hi")], Sampling(max_tokens=8, temperature=0.5))
+        >>> body["messages"], body["max_tokens"], body["temperature"]
+        ([{'role': 'user', 'content': 'hi'}], 8, 0.5)
+    """
+
+    def __init__(
+        self,
+        base_url: str,
+        *,
+        model: str,
+        api_key: str | None = None,
+        timeout: float = 120.0,
+        retries: int = 4,
+        backoff: float = 1.0,
+    ) -> None:
+        url = urllib.parse.urlsplit(base_url)
+        if url.scheme not in ("http", "https") or not url.hostname:
+            raise ValueError(f"base_url must be an http or https address, got {base_url!r}")
+        self._url = url
+        self._model = model
+        self._api_key = api_key
+        self._timeout = timeout
+        self._retries = retries
+        self._backoff = backoff
+
+    def body(
+        self, messages: Sequence[Message], sampling: Sampling, tools: Sequence[Mapping[str, Json]] = ()
+    ) -> dict[str, Json]:
+        """The request as JSON.
+
+        Raises:
+            GeneratorError: a setting that the protocol has no field for.
+        """
+        if sampling.top_k or sampling.stop_ids:
+            raise GeneratorError(
+                f"a chat endpoint takes neither top_k nor stop_ids, got top_k={sampling.top_k} and "
+                f"stop_ids={sampling.stop_ids}; use top_p and stop strings"
+            )
+        body: dict[str, Json] = {
+            "model": self._model,
+            "messages": [message.to_json() for message in messages],
+            "max_tokens": sampling.max_tokens,
+            "temperature": sampling.temperature,
+            "top_p": sampling.top_p,
+        }
+        if sampling.stop:
+            body["stop"] = list(sampling.stop)
+        if tools:
+            body["tools"] = [dict(tool) for tool in tools]
+        return body
+
+    async def chat(
+        self, messages: Sequence[Message], sampling: Sampling, tools: Sequence[Mapping[str, Json]] = ()
+    ) -> Message:
+        """The model's reply.
+
+        Raises:
+            ContextOverflowError: the server says that the conversation is too long.
+            GeneratorError: the server refused, failed for good, or answered something else than a chat completion.
+        """
+        body = json.dumps(self.body(messages, sampling, tools)).encode()
+        problem = ""
+        for attempt in range(self._retries + 1):
+            try:
+                status, headers, text = await asyncio.to_thread(self._post, body)
+            except (OSError, http.client.HTTPException) as error:
+                problem, wait = repr(error), None
+            else:
+                if status == 200:
+                    return self._parse(text)
+                problem, wait = f"status {status}: {text[:300]}", _retry_after(headers)
+                if status not in _RETRIED:
+                    kind = ContextOverflowError if _too_long(text) else GeneratorError
+                    raise kind(f"{self._where()} refused the request with {problem}")
+            if attempt < self._retries:
+                pause = self._backoff * 2**attempt * random.uniform(0.75, 1.25)
+                await asyncio.sleep(pause if wait is None else wait)
+        raise GeneratorError(f"{self._where()} did not answer in {self._retries + 1} attempts; the last gave {problem}")
+
+    def _where(self) -> str:
+        return f"{self._url.scheme}://{self._url.netloc}{self._url.path}"
+
+    def _post(self, body: bytes) -> tuple[int, Mapping[str, str], str]:
+        kind = http.client.HTTPSConnection if self._url.scheme == "https" else http.client.HTTPConnection
+        connection = kind(cast(str, self._url.hostname), self._url.port, timeout=self._timeout)
+        headers = {"Content-Type": "application/json"}
+        if self._api_key is not None:
+            headers["Authorization"] = f"Bearer {self._api_key}"
+        try:
+            connection.request("POST", f"{self._url.path.rstrip('/')}/chat/completions", body=body, headers=headers)
+            response = connection.getresponse()
+            return response.status, dict(response.getheaders()), response.read().decode("utf-8", errors="replace")
+        finally:
+            connection.close()
+
+    def _parse(self, text: str) -> Message:
+        try:
+            message = json.loads(text)["choices"][0]["message"]
+            return Message.from_json({**message, "role": "assistant"})
+        except (ValueError, KeyError, IndexError, TypeError) as error:
+            raise GeneratorError(f"{self._where()} answered no chat completion: {text[:300]}") from error
+
+
+def _retry_after(headers: Mapping[str, str]) -> float | None:
+    """Seconds that the server asks to wait, None where it names none or gives a date."""
+    value = next((value for name, value in headers.items() if name.lower() == "retry-after"), "")
+    try:
+        return min(max(float(value), 0.0), 60.0)
+    except ValueError:
+        return None
+
+
+def _too_long(text: str) -> bool:
+    lowered = text.lower()
+    return "context_length_exceeded" in lowered or "maximum context length" in lowered
