@@ -123,7 +123,10 @@ def test_split_source() -> None:
     assert config_from([], default="bandit") == load_config("bandit")
 
 
-@pytest.mark.parametrize("words", ["import turnwise", "from turnwise.cli.main import main; main(['config'])"])
+@pytest.mark.parametrize(
+    "words",
+    ["import turnwise", *(f"from turnwise.cli.main import main; main(['{word}'])" for word in ("config", "--help"))],
+)
 def test_starting_does_not_load_torch(words: str) -> None:
     heavy = ["torch", "transformers", "gymnasium", "numpy"]
     report = f"lambda: print('|' + json.dumps([name for name in {heavy!r} if name in sys.modules]))"
