@@ -50,6 +50,8 @@ class ConsoleSink:
                 self._step(event)
             case Evaluated():
                 self._print(evaluated_line(event))
+            case Notice(level="info"):
+                self._print(Text(event.message))
             case Notice():
                 self._print(Text(f"WARNING ({event.kind}): {event.message}", style="bold yellow"))
             case RunEnded():

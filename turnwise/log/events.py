@@ -70,6 +70,7 @@ class Notice:
     """Its name in events.jsonl."""
     message: str
     step: int | None = None
+    level: Literal["info", "warning"] = "warning"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

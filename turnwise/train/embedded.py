@@ -48,19 +48,23 @@ def build_tokenizer(texts: Iterable[str]) -> Any:
         ]
     )
     cast(Any, core).decoder = decoders.ByteLevel()
-    special = [AddedToken(token, normalized=False, special=True) for token in (_PAD, _END, *_ROLES)]
+    special: list[Any] = [AddedToken(token, normalized=False, special=True) for token in (_PAD, _END, *_ROLES)]
     trainer = trainers.BpeTrainer(
         vocab_size=MAX_VOCABULARY,
         min_frequency=1,
         show_progress=False,
-        special_tokens=cast(Any, special),
+        special_tokens=list(special),
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
     )
-    core.add_tokens([AddedToken(token, normalized=False, special=False) for token in _TAGS])
     core.train_from_iterator(texts, trainer)
+    core.add_special_tokens(special)
     core.add_tokens([AddedToken(token, normalized=False, special=False) for token in _TAGS])
     tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=core, pad_token=_PAD, eos_token=_END, clean_up_tokenization_spaces=False
+        tokenizer_object=core,
+        pad_token=_PAD,
+        eos_token=_END,
+        extra_special_tokens=list(_ROLES),
+        clean_up_tokenization_spaces=False,
     )
     tokenizer.chat_template = _TEMPLATE
     return tokenizer
@@ -90,6 +94,8 @@ def build_model(config: EmbeddedConfig, tokenizer: Any, *, seed: int) -> nn.Modu
         num_attention_heads=config.num_heads,
         num_key_value_heads=config.num_heads,
         max_position_embeddings=MAX_CONTEXT,
+        # The usual 0.02 suits a width of thousands; at this width attention would hardly see anything for long.
+        initializer_range=config.hidden_size**-0.5 * 0.8,
         tie_word_embeddings=False,
         bos_token_id=None,
         eos_token_id=tokenizer.eos_token_id,

@@ -37,7 +37,9 @@ def choose_setting(config: Config) -> Setting:
     single = sorted(tag for tag, limit in limits.items() if limit == 1)
     if config.train.multi_turn and len(single) == len(limits):
         notice = Notice(
-            kind="single_turn", message=f"{', '.join(single)}: a single-turn environment; training is single-turn"
+            kind="single_turn",
+            message=f"{', '.join(single)}: a single-turn environment; training is single-turn",
+            level="info",
         )
         train = config.train.model_copy(update={"multi_turn": False})
         return Setting(config=config.model_copy(update={"train": train}), factories={}, notices=(notice,))

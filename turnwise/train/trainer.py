@@ -81,7 +81,7 @@ class PPOTrainer:
             self.algorithm,
             initial=self.run.path / "initial_model",
             checkpoint=checkpoint,
-            say=lambda message: self._note(Notice(kind="embedded", message=message)),
+            say=lambda message: self._note(Notice(kind="embedded", message=message, level="info")),
         )
         self.learner = Learner(self.policy, self.algorithm, config.train, seed=config.seed)
         if checkpoint is not None:
@@ -233,7 +233,7 @@ class PPOTrainer:
         self.step = checkpoint.step
         self.evaluations = [Evaluated.from_json(event) for event in state["evaluations"]]
         torch.set_rng_state(tensors["torch_rng"])
-        self._note(Notice(kind="resumed", message=f"goes on after step {self.step}", step=self.step))
+        self._note(Notice(kind="resumed", message=f"goes on after step {self.step}", step=self.step, level="info"))
 
     def _result(self) -> RunResult:
         result = RunResult(

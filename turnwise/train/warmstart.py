@@ -22,7 +22,7 @@ from turnwise.train.embedded import MAX_CONTEXT, build_model, build_tokenizer
 from turnwise.train.policy import Policy, Precision, prepare
 from turnwise.types import Completion, Episode, Message, Status, Task, Turn
 
-BATCH_EPISODES = 32
+BATCH_EPISODES = 16
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

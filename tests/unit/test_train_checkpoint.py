@@ -1,0 +1,94 @@
+"""Checkpoints: whole or absent, and the one before is always there."""
+
+import errno
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from turnwise.train.checkpoint import (
+    CheckpointError,
+    latest_checkpoint,
+    list_checkpoints,
+    read_checkpoint,
+    write_checkpoint,
+)
+
+
+def write(folder: Path, step: int, *, keep: int = 2, save_model=None) -> Path:  # noqa: ANN001
+    def save(path: Path) -> None:
+        (path / "config.json").write_text("{}")
+
+    return write_checkpoint(
+        folder,
+        step=step,
+        tensors={"weight": torch.full((3,), float(step))},
+        state={"version": step},
+        save_model=save_model or save,
+        keep=keep,
+    )
+
+
+def test_what_was_written_is_read_back(tmp_path: Path) -> None:
+    write(tmp_path, 7)
+    found = latest_checkpoint(tmp_path, refused=pytest.fail)
+    assert found is not None
+    assert (found.step, found.state["version"]) == (7, 7)
+    assert found.tensors()["weight"].tolist() == [7.0, 7.0, 7.0]
+
+
+def test_only_the_newest_are_kept(tmp_path: Path) -> None:
+    for step in (1, 2, 10, 11):
+        write(tmp_path, step, keep=2)
+    assert [path.name for path in list_checkpoints(tmp_path)] == ["step_000010", "step_000011"]
+
+
+@pytest.mark.parametrize(
+    ("name", "damage"),
+    [
+        ("trainer.safetensors", lambda path: path.write_bytes(path.read_bytes()[:-1])),
+        ("trainer.safetensors", lambda path: path.write_bytes(path.read_bytes()[:-1] + b"x")),
+        ("state.json", lambda path: path.unlink()),
+        ("manifest.json", lambda path: path.unlink()),
+        ("manifest.json", lambda path: path.write_text(path.read_text()[:20])),
+        ("manifest.json", lambda path: path.write_text(json.dumps({"format": "someone-elses"}))),
+        ("manifest.json", lambda path: path.write_text("[]")),
+        ("extra.bin", lambda path: path.write_bytes(b"?")),
+    ],
+)
+def test_a_torn_or_foreign_one_is_refused_and_the_one_before_used(tmp_path: Path, name: str, damage) -> None:  # noqa: ANN001
+    write(tmp_path, 1)
+    damage(write(tmp_path, 2) / name)
+    said: list[str] = []
+    found = latest_checkpoint(tmp_path, refused=said.append)
+    assert found is not None
+    assert found.step == 1
+    assert len(said) == 1
+    assert "step_000002" in said[0]
+
+
+def test_a_full_disk_leaves_the_one_before_intact(tmp_path: Path) -> None:
+    write(tmp_path, 1)
+
+    def full(path: Path) -> None:
+        (path / "half").write_bytes(b"0" * 100)
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with pytest.raises(CheckpointError, match="free some space") as caught:
+        write(tmp_path, 2, save_model=full)
+    assert "No space left on device" in str(caught.value)
+    assert read_checkpoint(tmp_path / "step_000001").step == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["step_000001"], "nothing half-written stays"
+
+
+def test_what_a_killed_writer_left_is_no_checkpoint_and_is_swept(tmp_path: Path) -> None:
+    write(tmp_path, 1)
+    (tmp_path / ".writing_000002" / "model").mkdir(parents=True)
+    assert latest_checkpoint(tmp_path, refused=pytest.fail).step == 1
+    write(tmp_path, 2)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step_000001", "step_000002"]
+
+
+def test_without_any_there_is_none(tmp_path: Path) -> None:
+    assert latest_checkpoint(tmp_path / "nowhere", refused=pytest.fail) is None

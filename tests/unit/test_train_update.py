@@ -1,0 +1,113 @@
+"""Updates: the same loss and gradient however a mini-batch is cut, and nothing moves on a bad number."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from train_parts import algorithm, batch, learner, policy
+
+from turnwise.algos.estimators import compute_advantages
+from turnwise.data.batch import Batch
+from turnwise.train.update import Learner, TrainingError
+
+NAMES = ["ppo", "bi_level_gae", "grpo", "dr_grpo", "gspo", "cispo"]
+
+
+def ready(ours: Learner) -> Batch:
+    scored = ours.score(batch(), old_logprobs=False)
+    return compute_advantages(scored, ours.algorithm)[0]
+
+
+def gradient(ours: Learner, rows: Batch) -> torch.Tensor:
+    ours.gradients(rows)
+    parameters = [*ours.policy.parameters(), *ours.policy.critic_parameters()]
+    return torch.cat([p.grad.flatten() if p.grad is not None else torch.zeros(p.numel()) for p in parameters])
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("critic", ["separate", "shared"])
+def test_the_gradient_is_the_same_for_every_split(name: str, critic: str) -> None:
+    needs = algorithm(name).needs_critic
+    if not needs and critic == "shared":
+        pytest.skip("no critic to share a trunk with")
+    found = []
+    for tokens in (10_000, 20, 1):
+        ours = learner(policy(critic=critic if needs else None), algorithm(name), micro_batch_tokens=tokens)
+        rows = ready(ours)
+        found.append((gradient(ours, rows), ours.gradients(rows)["policy_loss"]))
+    for grad, loss in found[1:]:
+        torch.testing.assert_close(grad, found[0][0], rtol=1e-4, atol=1e-7)
+        assert loss == pytest.approx(found[0][1], rel=1e-4, abs=1e-7)
+
+
+@settings(max_examples=10, deadline=None)
+@given(order=st.permutations(range(5)), extra=st.integers(0, 4), tokens=st.sampled_from([1, 9, 18, 999]))
+def test_neither_order_nor_padding_changes_the_gradient(order: list[int], extra: int, tokens: int) -> None:
+    ours = learner(policy(), algorithm(entropy_coef=0.1), micro_batch_tokens=999)
+    rows = ready(ours)
+    expected = gradient(ours, rows)
+    other = learner(ours.policy, ours.algorithm, micro_batch_tokens=tokens)
+    mixed = rows.replace(**{name: t[torch.tensor(order)] for name, t in rows.tensors().items()})
+    padded = mixed.replace(
+        **{
+            name: torch.nn.functional.pad(t, (0, extra), value=-1 if name in ("turn_ids", "state_ids") else 0)
+            for name, t in mixed.tensors().items()
+            if t.dim() == 2
+        }
+    )
+    torch.testing.assert_close(gradient(other, padded), expected, rtol=1e-4, atol=1e-7)
+
+
+def test_a_nan_in_a_masked_position_reaches_nothing() -> None:
+    ours = learner(policy(), algorithm())
+    rows = ready(ours)
+    expected = gradient(ours, rows)
+    dirty = rows.advantages.clone()
+    dirty[~rows.loss_mask] = torch.nan
+    torch.testing.assert_close(gradient(ours, rows.replace(advantages=dirty)), expected)
+
+
+@pytest.mark.parametrize("where", ["advantages", "returns"])
+def test_a_bad_number_stops_the_update_before_any_weight_moves(where: str) -> None:
+    ours = learner(policy(), algorithm(), lr=0.1)
+    rows = ready(ours)
+    tensor = rows.tensors()[where].clone()
+    tensor[rows.loss_mask.nonzero()[0].tolist()[0], rows.loss_mask.nonzero()[0].tolist()[1]] = torch.nan
+    before = {name: value.clone() for name, value in ours.policy.model.state_dict().items()}
+    with pytest.raises(TrainingError, match="step 3, epoch 0, mini-batch 0: the loss is nan, so nothing was updated"):
+        ours.update(rows.replace(**{where: tensor}), step=3)
+    assert all(torch.equal(value, before[name]) for name, value in ours.policy.model.state_dict().items())
+
+
+def test_a_sampler_that_disagrees_is_refused() -> None:
+    ours = learner(policy(), algorithm(), max_gap=0.01)
+    before = {name: value.clone() for name, value in ours.policy.model.state_dict().items()}
+    with pytest.raises(TrainingError, match="sampler and trainer disagree"):
+        ours.update(ready(ours), step=0)
+    assert all(torch.equal(value, before[name]) for name, value in ours.policy.model.state_dict().items())
+
+
+@pytest.mark.parametrize("critic", ["separate", "shared"])
+def test_critic_warmup_leaves_the_policy_alone(critic: str) -> None:
+    ours = learner(policy(critic=critic), algorithm(), critic_warmup=1, critic_lr=0.01, lr=0.01)
+    before = {name: value.clone() for name, value in ours.policy.model.state_dict().items()}
+    heads = [parameter.detach().clone() for parameter in ours.policy.critic_parameters()]
+    ours.update(ready(ours), step=0)
+    assert all(torch.equal(value, before[name]) for name, value in ours.policy.model.state_dict().items())
+    assert any(not torch.equal(a, b) for a, b in zip(heads, ours.policy.critic_parameters(), strict=True))
+    ours.update(ready(ours), step=1)
+    assert any(not torch.equal(value, before[name]) for name, value in ours.policy.model.state_dict().items())
+
+
+def test_target_kl_stops_the_remaining_updates() -> None:
+    ours = learner(policy(critic=None), algorithm("grpo"), epochs=4, lr=0.05, target_kl=1e-6)
+    rows = ours.score(batch(), old_logprobs=True)
+    metrics = ours.update(compute_advantages(rows, ours.algorithm)[0], step=0)
+    assert metrics["train/kl_stop"] == 1.0
+    assert metrics["train/updates"] == 1.0
+
+
+def test_the_adaptive_kl_coefficient_follows_its_target() -> None:
+    ours = learner(policy(critic=None), algorithm("grpo", kl_coef=0.1, kl_target=0.01))
+    ours.adapt_kl(1.0, num_episodes=1000)
+    assert ours.algorithm.kl_coef == ours.kl.coef > 0.1
