@@ -1,0 +1,165 @@
+"""The block engine's two operations, as torch operators: attention over slots, and drawing the next token.
+
+On CUDA they are Triton kernels (`kernels`); elsewhere plain torch with the same results.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from turnwise.generate.sampling import draw
+
+
+@dataclass(kw_only=True)
+class SlotState:
+    """What every slot is at, on the device. Kernels read and write it; the host only sets new requests."""
+
+    slots: int
+    length: int
+    """Positions of a slot; the one after them is scratch."""
+    token: Tensor  # [slots + 1] int64: the next token to feed
+    position: Tensor  # [slots + 1] int64: its position
+    write: Tensor  # [slots + 1] int64: where its key and value go: its position, or scratch where the slot rests
+    count: Tensor  # [slots + 1] int32: 1 where the slot is decoding, 0 where it rests
+    seed: Tensor  # [slots + 1] int64
+    temperature: Tensor  # [slots + 1] float32
+    left: Tensor  # [slots + 1] int32: tokens that may still be drawn
+    stop: Tensor  # [vocab] uint8: 1 on ids that end a completion
+    out_ids: Tensor  # [ring, slots] int32: drawn ids by step, -1 where none was drawn
+    out_logprobs: Tensor  # [ring, slots] float32
+    cursor: Tensor  # [] int64: the ring's current row
+
+    @classmethod
+    def make(cls, *, slots: int, length: int, vocab: int, ring: int, device: torch.device) -> "SlotState":
+        def zeros(*shape: int, dtype: torch.dtype) -> Tensor:
+            return torch.zeros(*shape, dtype=dtype, device=device)
+
+        return cls(
+            slots=slots,
+            length=length,
+            token=zeros(slots + 1, dtype=torch.int64),
+            position=zeros(slots + 1, dtype=torch.int64),
+            write=torch.full((slots + 1,), length, dtype=torch.int64, device=device),
+            count=zeros(slots + 1, dtype=torch.int32),
+            seed=zeros(slots + 1, dtype=torch.int64),
+            temperature=torch.ones(slots + 1, device=device),
+            left=zeros(slots + 1, dtype=torch.int32),
+            stop=zeros(vocab, dtype=torch.uint8),
+            out_ids=torch.full((ring, slots), -1, dtype=torch.int32, device=device),
+            out_logprobs=zeros(ring, slots, dtype=torch.float32),
+            cursor=zeros(1, dtype=torch.int64),
+        )
+
+
+@torch.library.custom_op("turnwise::attend", mutates_args=())
+def attend(
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    rows: Tensor,
+    first: Tensor,
+    count: Tensor,
+    block: int,
+    scale: float,
+    window: int,
+    cap: float,
+) -> Tensor:
+    """Attention [N, H, D] of N tokens in blocks of `block`, each block a stretch of one slot.
+
+    Args:
+        query: [N, H, D].
+        keys: [slots + 1, HK, length + 1, D], the new tokens' included.
+        rows: each block's slot, [N / block].
+        first: the position of each block's first token.
+        count: how many of the block's tokens are real; the others come out as zeros.
+        window: how far back a token looks, itself included; 0 is everything.
+        cap: soft cap of the attention logits; 0 is none.
+    """
+    if query.is_cuda:
+        from turnwise.generate.blocks import kernels
+
+        return kernels.attend(query, keys, values, rows, first, count, block=block, scale=scale, window=window, cap=cap)
+    return _attend_reference(query, keys, values, rows, first, count, block, scale, window, cap)
+
+
+@attend.register_fake
+def _(  # pyright: ignore[reportUnusedFunction]
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    rows: Tensor,
+    first: Tensor,
+    count: Tensor,
+    block: int,
+    scale: float,
+    window: int,
+    cap: float,
+) -> Tensor:
+    return torch.empty_like(query)
+
+
+def _attend_reference(
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    rows: Tensor,
+    first: Tensor,
+    count: Tensor,
+    block: int,
+    scale: float,
+    window: int,
+    cap: float,
+) -> Tensor:
+    num, heads, dim = query.shape
+    groups = heads // keys.shape[1]
+    offset = torch.arange(block, device=query.device)
+    real = offset < count[:, None]  # [blocks, block]
+    position = first[:, None] + offset
+    k = keys[rows.long()].repeat_interleave(groups, 1).float()  # [blocks, H, length + 1, D]
+    v = values[rows.long()].repeat_interleave(groups, 1).float()
+    q = query.view(-1, block, heads, dim).transpose(1, 2).float()  # [blocks, H, block, D]
+    weights = q @ k.transpose(2, 3) * scale
+    if cap > 0:
+        weights = torch.tanh(weights / cap) * cap
+    at = torch.arange(k.shape[2], device=query.device)
+    seen = at <= position[:, :, None]
+    if window > 0:
+        seen = seen & (at > position[:, :, None] - window)
+    weights = weights.masked_fill(~seen[:, None], float("-inf"))
+    out = torch.where(real[:, None, :, None], torch.softmax(weights, -1) @ v, 0.0)
+    return out.transpose(1, 2).reshape(num, heads, dim).to(query.dtype)
+
+
+def advance(logits: Tensor, rows: Tensor, base: Tensor, state: SlotState, *, decode: bool) -> None:
+    """Draws the token after each row of logits [R, V] and moves the row's slot on to it: its id and log-prob go to
+    the ring, and the slot goes on decoding unless the token is a stop id or was the last of its budget.
+
+    Args:
+        rows: the slot of each row, [R] int32. The scratch slot takes no part.
+        base: position of the token that the logits follow, [R]; with `decode` the slots know it.
+        decode: the rows are the slots themselves; those at rest mark the ring with -1.
+    """
+    if logits.is_cuda:
+        from turnwise.generate.blocks import kernels
+
+        kernels.advance(logits, rows, base, state, decode=decode)
+        return
+    slot = rows.long()
+    live = state.count[slot] > 0 if decode else slot < state.slots
+    at = int(state.cursor)
+    if decode:
+        state.out_ids[at, slot[~live]] = -1
+    slot, position = slot[live], (state.position[slot] if decode else base.long())[live]
+    ids, logprobs = draw(
+        logits[live], seeds=state.seed[slot], positions=position + 1, temperature=state.temperature[slot]
+    )
+    left = state.left[slot] - 1
+    goes_on = (left > 0) & (state.stop[ids] == 0)
+    state.out_ids[at, slot] = ids.int()
+    state.out_logprobs[at, slot] = logprobs
+    state.left[slot] = left
+    state.token[slot] = ids
+    state.position[slot] = position + 1
+    state.write[slot] = torch.where(goes_on, position + 1, state.length)
+    state.count[slot] = goes_on.int()
