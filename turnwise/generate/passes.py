@@ -72,12 +72,12 @@ def draw_tokens(logits: Tensor, rows: Sequence[int], batch: Sequence[SessionStat
         seeds[row], positions[row], temperature[row] = state.seed, len(state.ids), sampling.temperature
         if sampling.top_k or sampling.top_p < 1.0:
             top_k[row], top_p[row], truncated = sampling.top_k, sampling.top_p, True
-    keys = torch.tensor([seeds, positions]).to(logits.device, non_blocking=True)
+    keys = torch.tensor([seeds, positions]).to(logits.device)
     ids, logprobs = draw(
         logits,
         seeds=keys[0],
         positions=keys[1],
-        temperature=torch.tensor(temperature).to(logits.device, non_blocking=True),
+        temperature=torch.tensor(temperature).to(logits.device),
         top_k=torch.tensor(top_k).to(logits.device) if truncated else None,
         top_p=torch.tensor(top_p).to(logits.device) if truncated else None,
     )
@@ -161,9 +161,9 @@ class SlotPasses:
             self._cache = SlotCache(slots=self._slots, length=self._length)
         if not self._tuned:
             self._lengths, self._tuned = self._pick_lengths(), True
-        tokens, positions, write = (part.to(self._device, non_blocking=True) for part in (tokens, positions, write))
+        tokens, positions, write = (part.to(self._device) for part in (tokens, positions, write))
         view = SlotView(
-            rows=None if rows is None else rows.to(self._device, non_blocking=True),
+            rows=None if rows is None else rows.to(self._device),
             positions=positions,
             write=write,
             length=next(length for length in self._lengths if length >= longest),
