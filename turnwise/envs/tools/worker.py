@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 MAX_REPLY_BYTES = 16 * 1024 * 1024
@@ -44,14 +44,14 @@ class Worker:
         self._pid = os.getpid()
         _all_workers.add(self)
 
-    def call(self, *args: Any, timeout: float, **kwargs: Any) -> Any:
+    def call(self, *args: Any, timeout: float, keywords: Mapping[str, Any] | None = None) -> Any:
         """What the function returns; arguments and result are JSON.
 
         Raises:
             TimeoutError: it took longer than `timeout` seconds; the process was killed.
             WorkerError: it raised (the message says what), or its process died.
         """
-        request = json.dumps({"args": args, "kwargs": kwargs, "timeout": timeout}).encode() + b"\n"
+        request = json.dumps({"args": args, "kwargs": dict(keywords or {}), "timeout": timeout}).encode() + b"\n"
         with self._lock:
             process = self._started()
             reply = self._exchange(process, request, timeout)
