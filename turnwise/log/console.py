@@ -50,6 +50,8 @@ class ConsoleSink:
                 self._step(event)
             case Evaluated():
                 self._print(evaluated_line(event))
+                if event.label == "before":  # what it took says nothing about a step
+                    self._started = time.monotonic()
             case Notice(level="info"):
                 self._print(Text(event.message))
             case Notice():

@@ -99,8 +99,9 @@ def diagnose(chart: Chart) -> list[Diagnosis]:
         ['format_collapse']
     """
     found = [diagnosis for check in CHECKS if (diagnosis := check(chart)) is not None]
-    for event in chart.events:
-        found.append(_from_event(event))
+    kinds = dict.fromkeys(str(event["kind"]) for event in chart.events if event["kind"] != "idle_step")
+    for kind in kinds:  # idle steps are counted above
+        found.append(_from_events([event for event in chart.events if event["kind"] == kind]))
     order = ("problem", "warning", "note")
     return sorted(found, key=lambda diagnosis: order.index(diagnosis.severity))
 
@@ -287,7 +288,8 @@ def environment_failures(chart: Chart) -> Diagnosis | None:
 
 def turn_limit(chart: Chart) -> Diagnosis | None:
     share, success = chart.last("rollout/status/truncated_turns"), chart.last("rollout/success")
-    if share is None or share < 0.6 or (success is not None and success > 0.5):
+    single = (chart.last("rollout/turns") or 0.0) <= 1.0
+    if share is None or share < 0.6 or single or (success is not None and success > 0.5):
         return None
     return Diagnosis(
         name="turn_limit",
@@ -358,14 +360,16 @@ CHECKS: tuple[Callable[[Chart], Diagnosis | None], ...] = (
 )
 
 
-def _from_event(event: Mapping[str, Json]) -> Diagnosis:
-    kind = str(event["kind"])
-    where = "" if event.get("step") is None else f"step {event['step']}: "
+def _from_events(events: list[Mapping[str, Json]]) -> Diagnosis:
+    """What the run itself noted; of several notes of a kind, the last and their number."""
+    kind, last = str(events[-1]["kind"]), events[-1]
+    where = "" if last.get("step") is None else f" (step {last['step']})"
+    times = f"{len(events)} times, last: " if len(events) > 1 else ""
     fell_back = "fallback" in kind
     return Diagnosis(
         name=kind,
         severity="problem" if fell_back else "note",
-        evidence=f"{where}{event['message']}",
+        evidence=f"{times}{last['message']}{where}",
         advice="this run does not train what was asked for; mend the cause and start again"
         if fell_back
         else "for your information",

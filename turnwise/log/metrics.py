@@ -221,7 +221,7 @@ def _replies(played: Sequence[Episode]) -> dict[str, Metric]:
     by_state: defaultdict[str, set[str]] = defaultdict(set)
     for turn in turns:
         by_state[turn.state_key].add(turn.text)
-    return {
+    metrics: dict[str, Metric] = {
         "rollout/reply_tokens": Mean.of(len(turn.completion.ids) for turn in turns),
         "rollout/reply_tokens_max": Max(max(len(turn.completion.ids) for turn in turns)),
         "rollout/format_valid": Mean.of(float(turn.action is not None) for turn in turns),
@@ -229,7 +229,8 @@ def _replies(played: Sequence[Episode]) -> dict[str, Metric]:
         "rollout/distinct_replies": Mean(len(texts), len(turns)),
         "rollout/top_reply": Mean(texts.most_common(1)[0][1], len(turns)),
         "rollout/distinct_states": Mean(len(by_state), len(turns)),
-        "rollout/logprob": Mean(
-            math.fsum(turn.completion.logprob for turn in turns), sum(len(turn.completion.ids) for turn in turns)
-        ),
     }
+    tokens = sum(len(turn.completion.ids) for turn in turns)
+    if tokens:  # a player that speaks in messages has none
+        metrics["rollout/logprob"] = Mean(math.fsum(turn.completion.logprob for turn in turns), tokens)
+    return metrics

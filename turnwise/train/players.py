@@ -15,6 +15,8 @@ from turnwise.envs.actions import write_reply
 from turnwise.envs.adapt import TextTurns
 from turnwise.envs.base import Env
 from turnwise.envs.registry import make_env
+from turnwise.generate.base import ContextOverflowError, Sampling
+from turnwise.generate.openai import ChatClient
 from turnwise.rollout.plan import EnvFactory, EpisodePlan, env_configs, plan_rollout
 from turnwise.seeding import derive_seed
 from turnwise.types import Completion, Episode, Json, Message, Observation, Status, StepResult, Turn
@@ -92,24 +94,16 @@ class ScriptedPlayer:
         return Message(role="assistant", content=self.say(situation))
 
 
-class ChatClientLike(Protocol):
-    """The part of turnwise.generate.openai.ChatClient that a player needs."""
-
-    async def complete(
-        self, messages: Sequence[Message], *, tools: Sequence[Mapping[str, Json]] = ..., seed: int | None = ...
-    ) -> Message: ...
-
-
 @dataclass(frozen=True, slots=True)
 class ChatPlayer:
     """A model behind an OpenAI-compatible endpoint."""
 
     name: str
-    client: ChatClientLike
+    client: ChatClient
+    sampling: Sampling
 
     async def reply(self, situation: Situation) -> Message:
-        seed = situation.rng.getrandbits(31)
-        return await self.client.complete(situation.messages, tools=situation.tools, seed=seed)
+        return await self.client.chat(situation.messages, self.sampling, situation.tools)
 
 
 def with_episodes(config: Config, episodes: int, *, split: str = "val") -> Config:
@@ -174,6 +168,10 @@ async def play_episode(plan: EpisodePlan, env: Env, player: Player) -> Episode:
                 said = await player.reply(situation)
             except PlayerError:
                 raise
+            except ContextOverflowError:
+                status = Status.TRUNCATED_LENGTH
+                turns = _scored(turns, env.finish())
+                break
             except Exception as problem:
                 status, error = Status.GENERATOR_ERROR, f"{type(problem).__name__}: {problem}"
                 break
@@ -183,7 +181,7 @@ async def play_episode(plan: EpisodePlan, env: Env, player: Player) -> Episode:
             if cut:
                 result = _with_finish(result, env.finish())
             turns.append(_turn(text, result, state, first=not turns))
-            messages += [Message(role="assistant", content=text), *result.messages]
+            messages += _exchange(said, text, result.messages)
             state = result.state_key or _text(result.messages)
             if result.terminated or result.truncated or cut:
                 status = Status.COMPLETED if result.terminated else Status.TRUNCATED_TURNS
@@ -244,6 +242,26 @@ def _turn(text: str, result: StepResult, state: str, *, first: bool) -> Turn:
         state_key=state,
         info=result.info,
     )
+
+
+def _exchange(said: Message, text: str, answer: Sequence[Message]) -> list[Message]:
+    """What the player is shown of its own words and the answer. Where it called tools natively, the answers refer to
+    its own calls: the environment read the calls from the text and named them itself."""
+    if not said.tool_calls:
+        return [Message(role="assistant", content=text), *answer]
+    ids = iter(call.id for call in said.tool_calls)
+    named = [replace(one, tool_call_id=next(ids, one.tool_call_id)) if one.role == "tool" else one for one in answer]
+    return [said, *named]
+
+
+def _scored(turns: list[Turn], finish: StepResult) -> list[Turn]:
+    """The turns, with what is only known at the end on the last of them."""
+    if not turns:
+        return turns
+    last = turns[-1]
+    result = StepResult(messages=(), reward=last.reward, reward_parts=last.reward_parts, info=last.info)
+    result = _with_finish(result, finish)
+    return [*turns[:-1], replace(last, reward=result.reward, reward_parts=result.reward_parts, info=result.info)]
 
 
 def _with_finish(result: StepResult, finish: StepResult) -> StepResult:

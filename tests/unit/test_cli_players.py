@@ -1,0 +1,139 @@
+"""eval, rollout, replay and play as a user runs them: real processes, real files."""
+
+import json
+import os
+import pty
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+RUN = [sys.executable, "-c", "from turnwise.cli.main import main; main()"]
+
+
+def turnwise(*words: str, cwd: Path, given: str = "") -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*RUN, *words], cwd=cwd, input=given, capture_output=True, text=True)
+
+
+WALKER = """
+import re
+
+def walk(situation):
+    text = situation.messages[-1].content
+    place, target = map(int, re.findall(r"You are at (\\d+), the target is at (\\d+)", text)[0])
+    move = "right" if target > place else "left"
+    return "<think></think><answer>" + " || ".join([move] * min(5, abs(target - place))) + "</answer>"
+"""
+
+
+def test_eval_against_another_player(tmp_path: Path) -> None:
+    (tmp_path / "walker.py").write_text(WALKER)
+    words = ["eval", "--env", "simple_game", "--player", "script:walker.py:walk", "--against", "random"]
+    done = turnwise(*words, "--episodes", "30", "--json", "--out", "won.jsonl", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    data = json.loads(done.stdout)
+    assert data["result"]["success"]["estimate"] == 1.0
+    assert data["comparison"]["only_b"] == 0
+    assert data["comparison"]["more_tasks"] == 0
+    assert data["comparison"]["verdict"].startswith("script:walker.py:walk is better than random")
+    assert turnwise("replay", "won.jsonl", cwd=tmp_path).returncode == 0
+
+
+def test_rollout_then_replay_then_the_first_difference(tmp_path: Path) -> None:
+    words = ["rollout", "--env", "frozen_lake", "--player", "random", "--episodes", "4", "--split", "val"]
+    done = turnwise(*words, "--out", "out/lake.jsonl", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "4 episodes in out/lake.jsonl" in done.stdout
+    path = tmp_path / "out" / "lake.jsonl"
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    assert len(rows) == 4
+    assert {row["task"]["split"] for row in rows} == {"val"}
+    done = turnwise("replay", str(path), "--show", cwd=tmp_path)
+    assert done.returncode == 0
+    assert "4 of 4 episodes went the same way" in done.stdout
+    rows[2]["turns"][0]["messages"][0]["content"] += " (a lie)"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    done = turnwise("replay", str(path), cwd=tmp_path)
+    assert done.returncode == 1
+    assert f"DIFFERENT  {rows[2]['id']}, turn 0: messages was" in done.stdout
+    assert turnwise("replay", str(path), "--episode", rows[0]["id"], cwd=tmp_path).returncode == 0
+    missing = turnwise("replay", str(path), "--episode", "nobody", cwd=tmp_path)
+    assert missing.returncode == 2
+    assert rows[0]["id"] in missing.stderr
+
+
+def test_replay_without_a_config_says_what_to_do(tmp_path: Path) -> None:
+    (tmp_path / "x.jsonl").write_text("")
+    done = turnwise("replay", "x.jsonl", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "--config" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["eval", "--player", "nobody", "bandit"], "neither a file nor a recipe"),
+        (["eval", "--split", "test", "bandit"], "val or train"),
+        (["rollout", "--player", "script:none.py:f", "bandit"], "no file none.py"),
+        (["play"], "name an environment"),
+        (["play", "frozen_lakes"], "did you mean frozen_lake"),
+        (["doctor"], "a run directory, or --machine"),
+        (["doctor", "."], "not a run directory"),
+    ],
+)
+def test_mistakes_are_answered_without_a_traceback(words: list[str], message: str, tmp_path: Path) -> None:
+    done = turnwise(*words, cwd=tmp_path)
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_play_with_lines(tmp_path: Path) -> None:
+    words = ["play", "simple_game", "--env.options.size", "4", "--seed", "0"]
+    done = turnwise(*words, cwd=tmp_path, given="fly\n" + "left\n0\nleft\n" + "right\n1\n" * 3)
+    assert done.returncode == 0, done.stderr
+    assert "0 left, 1 right>" in done.stdout
+    assert "No legal action" in done.stdout
+    assert "You won." in done.stdout
+    assert "given up after 0 turns" in turnwise(*words, cwd=tmp_path, given="").stdout
+
+
+def test_play_with_arrow_keys_in_a_terminal(tmp_path: Path) -> None:
+    leader, follower = pty.openpty()
+    process = subprocess.Popen(
+        [*RUN, "play", "simple_game"],
+        cwd=tmp_path, stdin=follower, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+    )  # fmt: skip
+    os.close(follower)
+    assert process.stdout is not None
+    seen = b""
+    try:
+        for number, keys in enumerate((b"\x1b[D", b"\x1b[A\x1b[C", b"q"), start=1):  # up is no action here
+            while seen.count(b"gives up) ") < number and (part := os.read(process.stdout.fileno(), 4096)):
+                seen += part
+            os.write(leader, keys)
+        output, _ = process.communicate(timeout=60)
+    finally:
+        process.kill()
+        os.close(leader)
+    text = (seen + output).decode()
+    assert process.returncode == 0, text
+    assert "arrow keys (q gives up) left" in text
+    assert "given up after 2 turns" in text
+
+
+def test_doctor_machine(tmp_path: Path) -> None:
+    done = turnwise("doctor", "--machine", cwd=tmp_path)
+    assert done.returncode == 0
+    assert "cores usable" in done.stdout
+
+
+def test_the_commands_import_no_torch() -> None:
+    code = (
+        "import sys; from turnwise.cli.main import available, build_app; build_app(available());"
+        "print([m for m in ('torch', 'transformers', 'numpy') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

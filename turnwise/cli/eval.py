@@ -1,0 +1,102 @@
+"""`turnwise eval RUN_OR_MODEL`: how good a player is on held-out tasks, and whether another one is better."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from turnwise.cli.args import TAKES_OVERRIDES, fail
+from turnwise.cli.sources import Source, read_source
+
+if TYPE_CHECKING:
+    from turnwise.train.evaluate import Comparison, EvalResult, PolicyPlayer
+    from turnwise.train.players import Player
+
+PLAYERS = "random, openai:URL#MODEL, script:FILE.py:FUNCTION"
+
+
+def register(app: typer.Typer) -> None:
+    app.command("eval", context_settings=TAKES_OVERRIDES)(evaluate_command)
+
+
+def evaluate_command(
+    ctx: typer.Context,
+    player: Annotated[str | None, typer.Option(help=f"Who plays instead of the policy: {PLAYERS}.")] = None,
+    against: Annotated[
+        str | None,
+        typer.Option(
+            help=f"Compare on the same tasks with: before (the run's first policy), {PLAYERS}, a run, a model."
+        ),
+    ] = None,
+    env: Annotated[str | None, typer.Option(help="The environment, in place of the config's.")] = None,
+    episodes: Annotated[int | None, typer.Option(help="Tasks to play. Default: eval.episodes.", min=1)] = None,
+    split: Annotated[str, typer.Option(help="val (held out) or train.")] = "val",
+    out: Annotated[Path | None, typer.Option(help="Write the episodes to this JSONL file.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+) -> None:
+    """Evaluate a run, a checkpoint, a model or a player: success and reward with 95 % intervals."""
+    from turnwise.train.evaluate import EvaluationError, compare, evaluate
+    from turnwise.train.players import PlayerError
+
+    source = read_source(ctx.args, env=env)
+    if split not in ("val", "train"):
+        fail(f"--split is val or train, got {split!r}")
+    try:
+        chosen = _player(player, source)
+        result = evaluate(source.config, chosen, episodes=episodes, split=split)
+        other = None
+        if against is not None:
+            rival = _player(against, source)
+            other = evaluate(source.config, rival, episodes=episodes, split=split)
+    except (EvaluationError, PlayerError) as error:
+        fail(str(error))
+    comparison = compare(result, other) if other is not None else None
+    if out is not None:
+        from turnwise.cli.rollout import write_episodes
+
+        write_episodes(out, result.episodes, source.config)
+    if as_json:
+        print(json.dumps(_as_json(result, other, comparison), indent=2))
+    else:
+        for one in (result, other) if other is not None else (result,):
+            print(describe(one))
+        if comparison is not None:
+            print(comparison.verdict())
+
+
+def describe(result: "EvalResult") -> str:
+    """The result in a line."""
+    success = "" if result.success is None else f"success {result.success}, "
+    failed = f", {result.failures} failed" if result.failures else ""
+    count = f"{len(result.outcomes)} episodes{failed}"
+    return f"{result.player}: {success}reward {result.reward} over {count} (95 % intervals)"
+
+
+def _player(spec: str | None, source: Source) -> "Player | PolicyPlayer":
+    from turnwise.train.load_player import load_player, load_policy
+
+    if spec is None:
+        return load_policy(source.config, run=source.run, model=source.model, name=source.name)
+    if spec == "before":
+        return load_policy(source.config, run=source.run, first=True, name="before")
+    if spec.partition(":")[0] in ("random", "openai", "script"):
+        return load_player(spec, source.config)
+    other = read_source([spec])
+    return load_policy(source.config, run=other.run, model=other.model, name=other.name)
+
+
+def _as_json(result: "EvalResult", other: "EvalResult | None", comparison: "Comparison | None") -> dict[str, object]:
+    data: dict[str, object] = {"result": result.to_json()}
+    if other is not None and comparison is not None:
+        data["against"] = other.to_json()
+        data["comparison"] = {
+            "tasks": comparison.tasks,
+            "only_a": comparison.only_a,
+            "only_b": comparison.only_b,
+            "success_p": comparison.success_p,
+            "reward_p": comparison.reward_p,
+            "more_tasks": comparison.more,
+            "verdict": comparison.verdict(),
+        }
+    return data

@@ -1,0 +1,86 @@
+"""`turnwise rollout`: episodes to a JSONL file, without training."""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from turnwise.cli.args import TAKES_OVERRIDES, fail
+from turnwise.cli.sources import read_source
+from turnwise.config import Config, show_config
+
+if TYPE_CHECKING:
+    from turnwise.types import Episode
+
+
+def register(app: typer.Typer) -> None:
+    app.command("rollout", context_settings=TAKES_OVERRIDES)(rollout)
+
+
+def rollout(
+    ctx: typer.Context,
+    out: Annotated[Path, typer.Option(help="The JSONL file; its config is written beside it.")] = Path(
+        "episodes.jsonl"
+    ),
+    player: Annotated[
+        str | None,
+        typer.Option(help="Who plays instead of the policy: random, openai:URL#MODEL, script:FILE.py:FUNCTION."),
+    ] = None,
+    env: Annotated[str | None, typer.Option(help="The environment, in place of the config's.")] = None,
+    episodes: Annotated[
+        int | None, typer.Option(help="Tasks to play once each. Default: the groups of rollout.train or .val.", min=1)
+    ] = None,
+    split: Annotated[str, typer.Option(help="train or val.")] = "train",
+    step: Annotated[int, typer.Option(help="Which training step's tasks.", min=0)] = 0,
+) -> None:
+    """Play episodes of a recipe, config, run or model and store them, one JSON object per line."""
+    from turnwise.log.metrics import rollout_metrics
+    from turnwise.rollout.proxy import AgentProxy, RolloutError
+    from turnwise.train.load_player import load_player, load_policy
+    from turnwise.train.players import PlayerError, play_episodes, with_episodes
+
+    source = read_source(ctx.args, env=env)
+    if split not in ("val", "train"):
+        fail(f"--split is train or val, got {split!r}")
+    config = source.config if episodes is None else with_episodes(source.config, episodes, split=split)
+    groups = config.rollout.train if split == "train" else config.rollout.val
+    try:
+        if player is not None:
+            who = load_player(player, config)
+            count = groups.env_groups * groups.group_size if episodes is None else episodes
+            played = play_episodes(config, who, episodes=count, split=split, step=step)
+        else:
+            policy = load_policy(config, run=source.run, model=source.model, name=source.name)
+            proxy = AgentProxy(config, policy.generator, policy.tokenizer, split=split)
+            try:
+                result = proxy.play(step)
+            finally:
+                proxy.close()
+            played = [*result.episodes, *result.dropped]
+    except (PlayerError, RolloutError) as error:
+        fail(str(error))
+    write_episodes(out, played, config)
+    for name, value in rollout_metrics(played).items():
+        if name.count("/") == 1:
+            print(f"{name.removeprefix('rollout/'):<22} {value:.4g}")
+    print(f"{len(played)} episodes in {out}; again with `turnwise replay {out}`")
+
+
+def write_episodes(path: Path, episodes: "Iterable[Episode]", config: Config) -> None:
+    """Stores the episodes, and beside them the config that replays them."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w", encoding="utf-8") as file:
+        for episode in episodes:
+            file.write(episode.to_line() + "\n")
+    config_path(path).write_text(show_config(config), encoding="utf-8")
+
+
+def config_path(path: Path) -> Path:
+    """Where the config of an episode file is.
+
+    Example:
+        >>> config_path(Path("a/episodes.jsonl")).name
+        'episodes.config.yaml'
+    """
+    return path.with_name(f"{path.stem}.config.yaml")

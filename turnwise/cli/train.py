@@ -1,0 +1,87 @@
+"""`turnwise train`: a whole run, from a recipe or a config file to a report."""
+
+import os
+import sys
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from turnwise.cli.args import TAKES_OVERRIDES, fail, split_source
+from turnwise.config import Config, load_config, show_config
+
+
+def register(app: typer.Typer) -> None:
+    app.command("train", context_settings=TAKES_OVERRIDES)(train)
+
+
+def train(
+    ctx: typer.Context,
+    resume: Annotated[
+        Path | None, typer.Option(help="Go on with this run directory, from its last checkpoint.")
+    ] = None,
+    backend: Annotated[str | None, typer.Option(help="native, trl or verl, in place of the config's.")] = None,
+    estimate: Annotated[bool, typer.Option("--estimate", help="Run one step; say time, memory and tokens.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the resolved config and stop.")] = False,
+) -> None:
+    """Train: turnwise train [recipe or config.yaml] [--train.steps 50 | train.steps=50]..."""
+    config = _config(ctx.args, resume, backend)
+    if dry_run:
+        print(show_config(config), end="")
+        return
+    if config.backend != "native":
+        _elsewhere(config, resume=resume, estimate=estimate)
+        return
+    _native(config, resume=resume, estimate=estimate)
+
+
+def _config(words: list[str], resume: Path | None, backend: str | None) -> Config:
+    source, overrides = split_source(words)
+    if backend is not None:
+        overrides = [*overrides, f"backend={backend}"]
+    if resume is None:
+        return load_config(source or "default", overrides)
+    if source is not None:
+        fail(f"--resume goes on with the run's own config, so {source} cannot be given too; overrides can")
+    if not (resume / "config.yaml").is_file():
+        fail(f"{resume} is not a run directory: it has no config.yaml")
+    return load_config(resume / "config.yaml", overrides)
+
+
+def _native(config: Config, *, resume: Path | None, estimate: bool) -> None:
+    from turnwise.log.records import RunDirectoryError
+    from turnwise.log.trackers import TrackerError
+    from turnwise.train import run
+    from turnwise.train.checkpoint import CheckpointError
+    from turnwise.train.update import TrainingError
+
+    try:
+        if estimate:
+            print(run.estimate(config))
+        else:
+            run.train(config, resume=resume)
+    except (RunDirectoryError, TrackerError, ValueError, ImportError) as error:
+        if os.environ.get("TURNWISE_TRACEBACK"):
+            raise
+        fail(f"{error}\n(set TURNWISE_TRACEBACK=1 to see where this comes from)")
+    except (CheckpointError, TrainingError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        raise typer.Exit(1) from None
+    except KeyboardInterrupt:
+        print("interrupted; `turnwise train --resume RUN` goes on from the last checkpoint", file=sys.stderr)
+        raise typer.Exit(130) from None
+
+
+def _elsewhere(config: Config, *, resume: Path | None, estimate: bool) -> None:
+    """Hands the config to TRL or verl, which have their own checkpoints."""
+    name = config.backend
+    if resume is not None or estimate:
+        fail(f"--resume and --estimate are for the native backend; {name} has its own (see docs/{name}.md)")
+    module = f"turnwise.integrations.{name}"
+    if find_spec(module) is None:
+        fail(f"this installation has no backend {name}")
+    if find_spec(name) is None:
+        fail(f"backend {name} needs the package {name}, which is not installed; run: pip install 'turnwise[{name}]'")
+    import_module(module).train(config)

@@ -1,0 +1,100 @@
+"""From a word to a player: random, scripted, behind an endpoint, or a policy from a run, a checkpoint or a model."""
+
+import importlib
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+from turnwise.config.schema import Config
+from turnwise.train.evaluate import PolicyPlayer
+from turnwise.train.players import ChatPlayer, Player, PlayerError, RandomPlayer, ScriptedPlayer
+
+
+def load_player(spec: str, config: Config) -> Player:
+    """The player that speaks in messages and is called so: random, openai:URL#MODEL, or script:WHERE:FUNCTION.
+
+    Raises:
+        PlayerError: nobody is called so.
+    """
+    kind, _, rest = spec.partition(":")
+    if kind == "random" and not rest:
+        return RandomPlayer()
+    if kind == "script" and ":" in rest:
+        return ScriptedPlayer(spec, _load_function(rest))
+    if kind == "openai" and rest:
+        return _chat_player(rest, config)
+    raise PlayerError(
+        f"nobody is called {spec!r}; players are random, script:FILE.py:FUNCTION (or script:MODULE:FUNCTION) and "
+        "openai:URL#MODEL, or name a run directory or a model"
+    )
+
+
+def load_policy(
+    config: Config, *, run: Path | None = None, model: str | None = None, first: bool = False, name: str = "policy"
+) -> PolicyPlayer:
+    """The policy of a run's last checkpoint, of its beginning (`first`), of a model, or of the config alone."""
+    from turnwise.generate.hf import HFGenerator
+    from turnwise.train.checkpoint import latest_checkpoint
+    from turnwise.train.policy import Precision, load_model, load_tokenizer
+    from turnwise.train.warmstart import build_embedded
+
+    where: str | Path | None = model or config.model.path
+    stored = run is not None and model is None
+    if run is not None and stored and not first:
+        checkpoint = latest_checkpoint(run / "checkpoints", refused=print)
+        if checkpoint is None:
+            raise PlayerError(f"{run} has no whole checkpoint; give a model, or train first")
+        where = checkpoint.model
+    elif run is not None and stored and (run / "initial_model").is_dir():
+        where = run / "initial_model"
+    if where is None:
+        network, tokenizer, _ = build_embedded(config)
+    else:
+        settings = config.model.model_copy(update={"path": str(where), "gguf_file": None, "tokenizer": None})
+        same = str(where) == config.model.path
+        network = load_model(config.model if same else settings)
+        tokenizer = load_tokenizer(config.model if same else settings)
+    precision = Precision.choose(config.model.dtype, device=config.train.device)
+    sampler: Any = network.to(device=precision.device, dtype=precision.dtype).eval()
+    generator = HFGenerator(
+        sampler,
+        tokenizer,
+        slots=config.rollout.slots,
+        max_context=config.rollout.max_context,
+        deterministic=config.train.deterministic,
+    )
+    return PolicyPlayer(generator=generator, tokenizer=tokenizer, name=name)
+
+
+def _load_function(where: str) -> Any:
+    place, _, name = where.rpartition(":")
+    if place.endswith(".py"):
+        spec = importlib.util.spec_from_file_location(Path(place).stem, place)
+        if spec is None or spec.loader is None or not Path(place).is_file():
+            raise PlayerError(f"there is no file {place}")
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+    else:
+        module = importlib.import_module(place)
+    found = vars(module).get(name)
+    if not callable(found):
+        raise PlayerError(f"{place} has no function {name}; it is called with a Situation and returns text")
+    return found
+
+
+def _chat_player(where: str, config: Config) -> ChatPlayer:
+    import os
+
+    from turnwise.generate.openai import ChatClient
+    from turnwise.rollout.proxy import sampling_for
+
+    url, _, model = where.partition("#")
+    if not model:
+        raise PlayerError(f"openai:{where} names no model; write openai:URL#MODEL, as in openai:{url}#qwen3")
+    try:
+        client = ChatClient(
+            url, model=model, api_key=os.environ.get("OPENAI_API_KEY"), timeout=config.rollout.generate_timeout
+        )
+    except ValueError as error:
+        raise PlayerError(str(error)) from error
+    return ChatPlayer(model, client, sampling_for(config.rollout, "val"))
