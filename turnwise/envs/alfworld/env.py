@@ -36,7 +36,9 @@ class AlfWorldEnv(BaseEnv):
 
     instruction = (
         "You are in a house and have a task to do there. Walk from one piece of furniture to the next, open what is "
-        "closed, pick things up one at a time, use what you find, and bring things where they belong."
+        "closed, pick things up one at a time, use what you find, and bring things where they belong. Answer with one "
+        "command, such as: go to shelf 1, open drawer 2, take mug 1 from shelf 1, move mug 1 to desk 1, "
+        "clean apple 1 with sinkbasin 1, heat egg 1 with microwave 1, cool egg 1 with fridge 1, use desklamp 1, look."
     )
 
     def __init__(

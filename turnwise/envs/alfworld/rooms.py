@@ -70,6 +70,14 @@ LAMP_STANDS_ON = frozenset({"Desk", "Dresser", "Shelf", "SideTable"})
 _BASINS = {"SinkBasin": "Sink", "BathtubBasin": "Bathtub"}
 _HELD_OUT_EVERY = 5
 
+_BELONGS: Mapping[str, frozenset[str]] = {
+    "kitchen": FOOD | CUTLERY | DISHES | COOKWARE | BOTTLES | SHAKERS | frozenset({"Cloth", "DishSponge", "Vase"}),
+    "livingroom": STATIONERY | POCKET | DECOR | frozenset({"Laptop", "Mug", "Pillow", "Plate", LAMP}),
+    "bedroom": STATIONERY | POCKET | SPORT | frozenset({"AlarmClock", "Box", "Cloth", "Laptop", "Mug", "Pillow", LAMP}),
+    "bathroom": LINEN | WASHING | frozenset({"Candle", "SoapBottle", "SprayBottle", "TissueBox", "Towel"}),
+}
+"""Sort of room -> what is found in the sample rooms of that sort."""
+
 _KITCHEN = "CounterTop DiningTable Fridge GarbageCan Microwave SinkBasin"
 _SAMPLE: Mapping[str, str] = {
     "kitchen 1": f"{_KITCHEN} CounterTop Cabinet*6 Drawer*4 StoveBurner*4 CoffeeMachine",
@@ -184,9 +192,8 @@ def _furnish(name: str, furniture: str, *, held_out: bool) -> FloorPlan:
             where = f"+{position:02d}.{step:02d}|+{height // 100:02d}.{height % 100:02d}|-{index:02d}.50"
             receptacles.append(Receptacle(id=f"{first}|{where}{last}", kind=kind, place=f"loc|{position}|-{step}|0|60"))
     kinds = {receptacle.kind for receptacle in receptacles}
-    objects = frozenset(thing for kind in kinds for thing in HOLDS[kind])
-    if "Fridge" not in kinds:
-        objects -= FOOD | CUTLERY | COOKWARE | SHAKERS
-    if kinds & LAMP_STANDS_ON and "Fridge" not in kinds:
+    movable = frozenset(thing for kind in kinds for thing in HOLDS[kind])
+    objects = movable & _BELONGS[name.rstrip("0123456789")]
+    if LAMP in _BELONGS[name.rstrip("0123456789")] and kinds & LAMP_STANDS_ON:
         objects |= {LAMP}
     return FloorPlan(name=name, receptacles=tuple(receptacles), objects=objects, held_out=held_out)
