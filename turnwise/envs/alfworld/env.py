@@ -62,6 +62,10 @@ class AlfWorldEnv(BaseEnv):
             raise ValueError(f"games come from a file or from floor plans, got both: {games!r} and {floorplans!r}")
         if engine not in ("plain", "textworld"):
             raise ValueError(f"engine is 'plain' or 'textworld', got {engine!r}")
+        if engine == "textworld":
+            from turnwise.envs.alfworld.textworld import require_original
+
+            require_original()  # before a run begins, not in its first episode
         if task_text not in ("template", "human"):
             raise ValueError(f"task_text is 'template' or 'human', got {task_text!r}")
         if max_steps < 1:

@@ -75,14 +75,19 @@ class TextWorldEngine:
         return Frame(text=text, commands=tuple(state["admissible_commands"]), won=bool(state["won"]))
 
 
-@cache
-def _modules() -> tuple[Any, Any, Any]:
-    """(textworld.envs, alfworld's wrappers, TextWorld's parsers made quick), or an ImportError that names the extra."""
+def require_original() -> None:
+    """Raises ImportError, naming the extra, where the original is not installed."""
     if importlib.util.find_spec("alfworld") is None or importlib.util.find_spec("textworld") is None:
         raise ImportError(
             "engine: textworld needs alfworld and textworld, which are not installed: pip install 'turnwise[alfworld]' "
             "(it compiles two packages, so it needs gcc, g++ and cmake), or use engine: plain"
         )
+
+
+@cache
+def _modules() -> tuple[Any, Any, Any]:
+    """(textworld.envs, alfworld's wrappers, TextWorld's parsers made quick), or an ImportError that names the extra."""
+    require_original()
     envs = importlib.import_module("textworld.envs")
     wrappers = importlib.import_module("alfworld.agents.environment.alfred_tw_env")
     logic = importlib.import_module("textworld.envs.pddl.logic")
