@@ -87,6 +87,13 @@ class MultiTurnEnv(ABC):
             return {}
         return rows.draw(seed, "train" if rows is not self._train else split)
 
+    def rows(self, split: str) -> list[dict[str, Json]] | None:
+        """Every row of a split, for trainers that walk through a data set; None where tasks are generated."""
+        rows = self._train if split == "train" else self._val
+        if rows is None or type(self).make_row is not MultiTurnEnv.make_row:
+            return None
+        return rows.all("train" if rows is not self._train else split)
+
     def close(self) -> None:  # noqa: B027 - optional to override
         """Releases everything. May be called twice."""
 

@@ -93,6 +93,10 @@ class RowSplits:
             )
         return self._row(indices[derive_seed(seed, "row") % len(indices)])
 
+    def all(self, split: str) -> list[dict[str, Json]]:
+        """Every row of "train", or of any other split, which all share the held-out rows."""
+        return [self._row(index) for index in self._divided()["train" if split == "train" else "val"]]
+
     def _row(self, index: int) -> dict[str, Json]:
         row = self._rows[index]
         if not isinstance(row, Mapping):

@@ -52,6 +52,12 @@ class EnvStateManager:
         self.agents = {plan.env_id: self._agent(plan) for plan in plans}
         return list(self.agents.values())
 
+    def take(self, plans: Sequence[EpisodePlan]) -> list[Agent]:
+        """Agents for exactly these plans, beside those that are there; their env_ids are the caller's to keep apart."""
+        taken = {plan.env_id: self._agent(plan) for plan in plans}
+        self.agents |= taken
+        return list(taken.values())
+
     def restart(self, env_id: int, *, count: bool = True) -> Agent:
         """A new agent with a fresh environment for the same episode: same task, same seeds."""
         old = self.agents[env_id]

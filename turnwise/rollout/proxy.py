@@ -13,13 +13,14 @@ from turnwise.rollout.agents import Agent
 from turnwise.rollout.context import ContextManager
 from turnwise.rollout.env_state import EnvStateManager
 from turnwise.rollout.outputs import LmOutput
-from turnwise.rollout.plan import EnvFactory
+from turnwise.rollout.plan import EnvFactory, EpisodePlan
 from turnwise.rollout.render import Tokenizer
 from turnwise.rollout.workers import WorkerLostError
 from turnwise.types import Episode, Message, Status
 
 logger = logging.getLogger(__name__)
 MAX_WORKER_LOSSES = 20  # restarts that an episode gets for free, because another one took its worker down
+CANCEL_SECONDS = 5.0  # what a cancelled episode gets to close its environment
 
 
 class RolloutError(RuntimeError):
@@ -122,6 +123,35 @@ class AgentProxy:
             counts = Counter(episode.status.value for episode in dropped)
             logger.warning("step %d: %d of %d episodes dropped: %s", step, len(dropped), len(episodes), dict(counts))
         return RolloutResult(episodes=tuple(kept), dropped=tuple(dropped), seconds=time.perf_counter() - started)
+
+    async def play_plans(self, plans: Sequence[EpisodePlan], *, timeout: float | None = None) -> list[Episode]:
+        """The episodes of exactly these plans, in their order, the failed ones with their status.
+
+        For callers that choose the tasks themselves. Several calls may run side by side where their plans' env_ids
+        differ. An episode that is not over after `timeout` seconds is cut off and ends as `env_timeout`.
+        """
+        self.env_state.take(plans)
+        jobs = [asyncio.create_task(self._play(plan.env_id)) for plan in plans]
+        try:
+            _, late = await asyncio.wait(jobs, timeout=timeout)
+            for job in late:
+                job.cancel()
+            if late:
+                await asyncio.wait(late, timeout=CANCEL_SECONDS)
+            episodes: list[Episode] = []
+            for plan, job in zip(plans, jobs, strict=True):
+                if job not in late:
+                    episodes.append(job.result())
+                    continue
+                agent = self.env_state.agents[plan.env_id]
+                agent.fail(Status.ENV_TIMEOUT, TimeoutError(f"the episode was not over after {timeout:g} s"))
+                episodes.append(agent.episode())
+            return episodes
+        finally:
+            for job in jobs:
+                job.cancel()
+            for plan in plans:
+                self.env_state.agents.pop(plan.env_id, None)
 
     def close(self) -> None:
         """Closes the environments and, with them, every worker process."""

@@ -1,0 +1,41 @@
+"""GRPO on TRL with environments of many turns. Nothing of TRL is imported before it is used.
+
+`VerifiersGRPOTrainer(model, env)` trains on TRL's GRPOTrainer: single-turn environments go down TRL's own path, all
+others are played by turnwise (AgentProxy, ContextManager) and handed over as token ids, masks and log-probs.
+"""
+
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any
+
+_HOMES = {
+    "EnvironmentRewardAdapter": "rewards",
+    "MultiTurnMixin": "mixin",
+    "VerifiersGRPOConfig": "config",
+    "VerifiersGRPOTrainer": "trainer",
+    "is_multi_turn_environment": "detect",
+    "train": "run",
+}
+_NEED_TRL = {"MultiTurnMixin", "VerifiersGRPOConfig", "VerifiersGRPOTrainer"}
+
+__all__ = list(_HOMES)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(
+            f"module 'turnwise.integrations.trl' has no attribute {name!r}; it has {', '.join(_HOMES)}"
+        )
+    if name in _NEED_TRL:
+        require_trl(name)
+    return getattr(import_module(f"turnwise.integrations.trl.{_HOMES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return __all__
+
+
+def require_trl(what: str) -> None:
+    """Raises ImportError, with the command that helps, where TRL is not installed."""
+    if find_spec("trl") is None:
+        raise ImportError(f"{what} needs trl, which is not installed; run: pip install 'turnwise[trl]'")

@@ -1,0 +1,161 @@
+"""From episodes to what TRL trains on: one row of ids per episode, and advantages per token where they are asked for."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from turnwise.algos.advantages import turn_gae
+from turnwise.algos.algorithm import Algorithm
+from turnwise.algos.estimators import compute_advantages
+from turnwise.algos.groups import EPS, group_statistics
+from turnwise.data.batch import Batch, collate
+from turnwise.data.samples import episode_to_samples
+from turnwise.types import Episode, Sample
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainRow:
+    """One row of TRL's batch: an episode's last context, from its first reply to its last."""
+
+    prompt_ids: list[int]
+    completion_ids: list[int]
+    mask: list[int]
+    """1 where the model produced the token."""
+    logprobs: list[float]
+    episode: Episode
+    sample: Sample | None
+    """None where the episode failed: its row is a lone, masked end-of-sequence token."""
+    left_out: int
+    """Tokens of earlier contexts, which TRL's one row per episode has no place for."""
+
+    @property
+    def failed(self) -> bool:
+        return self.sample is None
+
+    @property
+    def start(self) -> int:
+        """Position of the first reply in the sample's ids."""
+        return len(self.prompt_ids)
+
+
+def train_row(episode: Episode, *, eos_id: int) -> TrainRow:
+    """The row that an episode becomes. A failure is never trained on and never scored; its row only keeps the place."""
+    if episode.status.failed or not episode.turns:
+        return TrainRow(
+            prompt_ids=[eos_id],
+            completion_ids=[eos_id],  # never empty: TRL looks at the last id of every completion
+            mask=[0],
+            logprobs=[0.0],
+            episode=episode,
+            sample=None,
+            left_out=0,
+        )
+    samples = episode_to_samples(episode)
+    last = samples[-1]
+    start = last.response_mask.index(True)
+    end = len(last.ids) - last.response_mask[::-1].index(True)
+    return TrainRow(
+        prompt_ids=list(last.ids[:start]),
+        completion_ids=list(last.ids[start:end]),
+        mask=[int(said) for said in last.response_mask[start:end]],
+        logprobs=list(last.logprobs[start:end]),
+        episode=episode,
+        sample=last,
+        left_out=sum(sum(sample.response_mask) for sample in samples[:-1]),
+    )
+
+
+def completion_messages(episode: Episode) -> list[dict[str, object]]:
+    """What was said after the opening, the environment's words included."""
+    messages: list[dict[str, object]] = []
+    for turn in episode.turns:
+        messages.append({"role": "assistant", "content": turn.text})
+        messages.extend(message.to_json() for message in turn.messages)
+    return messages
+
+
+def token_advantages(
+    episodes: Sequence[Episode | None],
+    *,
+    credit: str,
+    algorithm: Algorithm | None,
+    turn_discount: float,
+    scale: bool,
+    env_weight: float = 1.0,
+    extra: Sequence[float] = (),
+) -> tuple[dict[str, list[Tensor]], dict[str, float]]:
+    """(advantages of every token of every context, by episode id, and metrics), over the episodes of all processes.
+
+    Groups, turns and states are those of the episodes, so it needs all of them; None and failed ones take no part.
+
+    Args:
+        env_weight: weighs the environment's rewards, as TRL's reward_weights do.
+        extra: what further reward functions gave to each episode, weighed; it counts for the last turn.
+    """
+    usable = [index for index, episode in enumerate(episodes) if episode is not None and episode.turns]
+    usable = [index for index in usable if not episodes[index].status.failed]
+    samples = [sample for index in usable for sample in episode_to_samples(episodes[index])]
+    if not samples:
+        return {}, {}
+    batch = collate(samples)
+    batch = batch.replace(rewards=batch.rewards * env_weight)
+    if any(extra):
+        bonus = {episodes[index].id: extra[index] for index in usable}
+        batch = _add_to_last_turns(batch, samples, bonus)
+    if credit == "turn_level":
+        advantages, metrics = turn_returns(batch, discount=turn_discount, scale=scale)
+    else:
+        assert algorithm is not None
+        scored, metrics = compute_advantages(batch, algorithm)
+        assert scored.advantages is not None
+        advantages = scored.advantages
+    found: dict[str, list[Tensor]] = {}
+    for row, sample in enumerate(samples):
+        found.setdefault(sample.episode_id, []).append(advantages[row, : len(sample.ids)])
+    return found, {f"credit/{name}": value for name, value in metrics.items()}
+
+
+def turn_returns(batch: Batch, *, discount: float, scale: bool) -> tuple[Tensor, dict[str, float]]:
+    """Advantages [B, T]: a turn's discounted return, compared with the same turn of the group's other episodes.
+
+    The return is that of turn-level GAE with a critic that says 0 and a lambda of 1. A turn that no other member of
+    its group reached has nothing to be compared with and gets 0; `lone_turns` counts them.
+    """
+    zeros = torch.zeros_like(batch.rewards)
+    returns, _ = turn_gae(
+        batch.rewards,
+        zeros,
+        batch.response_mask,
+        gamma=discount,
+        lam=1.0,
+        turn_ids=batch.turn_ids,
+        bootstrap=None,
+        episode_ids=batch.episode_ids,
+    )
+    last = batch.response_mask & (batch.turn_ids != torch.roll(batch.turn_ids, -1, dims=1))  # one token per turn
+    rows, columns = last.nonzero(as_tuple=True)
+    turns = batch.turn_ids[rows, columns]
+    peers = batch.group_ids[rows] * (int(turns.max()) + 1) + turns
+    members = group_statistics(returns[rows, columns], peers)
+    centred = members.scores - members.mean
+    if scale:
+        centred = centred / (members.std + EPS)
+    centred = torch.where(members.alone, 0.0, centred).float()
+    width = int(turns.max()) + 1
+    table = returns.new_zeros(batch.num_rows * width)
+    table[rows * width + turns] = centred.to(table.dtype)
+    said_rows, said_columns = batch.response_mask.nonzero(as_tuple=True)
+    advantages = torch.zeros_like(returns)
+    advantages[said_rows, said_columns] = table[said_rows * width + batch.turn_ids[said_rows, said_columns]]
+    return advantages, {"lone_turns": float(members.alone.sum())}
+
+
+def _add_to_last_turns(batch: Batch, samples: Sequence[Sample], bonus: dict[str, float]) -> Batch:
+    rewards = batch.rewards.clone()
+    last_rows = {sample.episode_id: row for row, sample in enumerate(samples)}
+    for episode_id, row in last_rows.items():
+        end = int(batch.response_mask[row].nonzero()[-1])
+        rewards[row, end] += bonus[episode_id]
+    return batch.replace(rewards=rewards)

@@ -1,0 +1,243 @@
+"""Who samples for the episodes of a TRL run: the in-process generator, its synchronised copy, or TRL's own engine."""
+
+import asyncio
+import copy
+import inspect
+from collections.abc import Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from turnwise.generate.base import ContextOverflowError, Generator, GeneratorError, Sampling, Session
+from turnwise.generate.hf import HFGenerator
+from turnwise.types import Completion
+
+ROUND_SECONDS = 0.01
+"""How long a round of TRL's engine waits for more requests to join it."""
+
+
+class Budgeted:
+    """A generator that lets a context grow by so many tokens after its first prompt, and not beyond.
+
+    That is what TRL's `max_completion_length` means for an episode: replies and the environment's words together.
+    """
+
+    def __init__(self, generator: Generator, *, budget: int) -> None:
+        self._generator = generator
+        self._budget = budget
+        self._used: dict[str, int] = {}
+
+    @property
+    def policy_version(self) -> int:
+        return self._generator.policy_version
+
+    @property
+    def max_context(self) -> int:
+        return self._generator.max_context
+
+    async def generate(self, session: Session, new_ids: Sequence[int], sampling: Sampling) -> Completion:
+        used = self._used[session.key] + len(new_ids) if session.key in self._used else 0
+        room = self._budget - used
+        if room < 1:
+            raise ContextOverflowError(f"{session.key}: max_completion_length = {self._budget} tokens are used up")
+        completion = await self._generator.generate(
+            session, new_ids, replace(sampling, max_tokens=min(room, sampling.max_tokens))
+        )
+        self._used[session.key] = used + len(completion.ids)
+        return completion
+
+    async def release(self, session: Session) -> None:
+        self._used.pop(session.key, None)
+        await self._generator.release(session)
+
+
+class Gate:
+    """Lets weights change only while no reply is being sampled; episodes go on in between, from one turn to the next.
+
+    So the weights that play ahead are never older than need be, and every token keeps the log-prob of the very
+    distribution it was drawn from.
+    """
+
+    def __init__(self, generator: HFGenerator) -> None:
+        self._generator = generator
+        self._open = asyncio.Event()
+        self._open.set()
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._running = 0
+
+    @property
+    def policy_version(self) -> int:
+        return self._generator.policy_version
+
+    @property
+    def max_context(self) -> int:
+        return self._generator.max_context
+
+    async def generate(self, session: Session, new_ids: Sequence[int], sampling: Sampling) -> Completion:
+        await self._open.wait()
+        self._running += 1
+        self._idle.clear()
+        try:
+            return await self._generator.generate(session, new_ids, sampling)
+        finally:
+            self._running -= 1
+            if not self._running:
+                self._idle.set()
+
+    async def release(self, session: Session) -> None:
+        await self._generator.release(session)
+
+    async def update(self, copy_weights: Any, version: int) -> None:
+        """Waits for the replies that are being sampled, then changes the weights."""
+        self._open.clear()
+        try:
+            await self._idle.wait()
+            copy_weights()
+            self._generator.weights_updated(version)
+        finally:
+            self._open.set()
+
+
+def snapshot(model: Any) -> Any:
+    """A copy of the model that samples beside training."""
+    twin = copy.deepcopy(model)
+    # accelerate puts a wrapped forward on the instance, which still belongs to the original and its weights.
+    for name in ("forward", "_original_forward"):
+        twin.__dict__.pop(name, None)
+    return twin.eval().requires_grad_(False)
+
+
+@torch.no_grad()
+def copy_weights(source: Any, target: Any) -> None:
+    """Brings a snapshot up to date."""
+    for ours, theirs in zip(target.parameters(), source.parameters(), strict=True):
+        ours.copy_(theirs)
+    for ours, theirs in zip(target.buffers(), source.buffers(), strict=True):
+        ours.copy_(theirs)
+
+
+def base_model(trainer: Any) -> Any:
+    """The trainer's causal model, without the wrappers of accelerate and peft."""
+    model = trainer.accelerator.unwrap_model(trainer.model)
+    return model.get_base_model() if type(model).__module__.startswith("peft.") else model
+
+
+@dataclass(kw_only=True, slots=True)
+class _Request:
+    ids: list[int]
+    sampling: Sampling
+    future: "asyncio.Future[tuple[list[int], list[float] | None]]"
+
+
+class TRLGenerator:
+    """TRL's own engine (transformers, vLLM colocated or as a server) as a generator, in rounds.
+
+    A round serves everybody who waits. With several processes all take part in every round, padded to the same
+    number of prompts, because the engine gathers over the processes: whoever has nothing to ask sends a dummy.
+    """
+
+    def __init__(self, trainer: Any, *, stop_ids: frozenset[int], max_context: int) -> None:
+        self._trainer = trainer
+        self._stop_ids = stop_ids
+        self._max_context = max_context
+        self._held: dict[str, list[int]] = {}
+        self._waiting: list[_Request] = []
+        self.exact_logprobs = True
+        """False once the engine returned no log-probs."""
+        self.rounds: list[int] = []
+        """How many prompts each round served."""
+
+    @property
+    def policy_version(self) -> int:
+        return self._trainer.state.global_step
+
+    @property
+    def max_context(self) -> int:
+        return self._max_context
+
+    async def generate(self, session: Session, new_ids: Sequence[int], sampling: Sampling) -> Completion:
+        held = [*self._held.get(session.key, []), *new_ids]
+        if len(held) >= self._max_context:
+            raise ContextOverflowError(f"{session.key}: {len(held)} ids leave no room in {self._max_context}")
+        future: asyncio.Future[tuple[list[int], list[float] | None]] = asyncio.get_running_loop().create_future()
+        self._waiting.append(_Request(ids=held, sampling=sampling, future=future))
+        version = self.policy_version
+        ids, logprobs = await future
+        # TRL's engine has one length limit for all; a reply is cut where this one's ends.
+        ids = ids[: sampling.max_tokens]
+        if not ids:
+            raise GeneratorError(f"{session.key}: the engine returned an empty completion")
+        if logprobs is None:
+            self.exact_logprobs = False
+        self._held[session.key] = [*held, *ids]
+        stopped = ids[-1] in self._stop_ids or ids[-1] in sampling.stop_ids
+        return Completion(
+            ids=tuple(ids),
+            logprobs=(0.0,) * len(ids) if logprobs is None else tuple(logprobs[: len(ids)]),
+            finish_reason="stop" if stopped else "length",
+            policy_version=version,
+        )
+
+    async def release(self, session: Session) -> None:
+        self._held.pop(session.key, None)
+
+    async def serve(self, job: "asyncio.Task[Any]") -> None:
+        """Serves rounds until the job is done, on every process."""
+        while True:
+            await self._collect(job)
+            self._waiting = [request for request in self._waiting if not request.future.done()]
+            wanted, alive = self._agree(len(self._waiting), not job.done())
+            if wanted:
+                self._round(wanted)
+                await asyncio.sleep(0)
+            elif not alive:
+                return
+
+    async def _collect(self, job: "asyncio.Task[Any]") -> None:
+        """Gives requests that come at almost the same time the chance to be served together."""
+        known = -1
+        while not job.done() and known != len(self._waiting):
+            known = len(self._waiting)
+            await asyncio.sleep(ROUND_SECONDS)
+
+    def _agree(self, waiting: int, alive: bool) -> tuple[int, bool]:
+        accelerator = self._trainer.accelerator
+        if accelerator.num_processes == 1:
+            return waiting, alive
+        mine = torch.tensor([[waiting, int(alive)]], device=accelerator.device)
+        most = accelerator.gather(mine).amax(0).tolist()
+        return most[0], bool(most[1])
+
+    def _round(self, size: int) -> None:
+        requests, self._waiting = self._waiting, []
+        dummy = requests[0].ids if requests else [next(iter(self._stop_ids))]
+        prompts = [request.ids for request in requests] + [dummy] * (size - len(requests))
+        self.rounds.append(size)
+        ids, logprobs = generate_single_turn(self._trainer, prompts)
+        for index, request in enumerate(requests):
+            if not request.future.done():
+                request.future.set_result((list(ids[index]), None if logprobs is None else list(logprobs[index])))
+
+
+def generate_single_turn(trainer: Any, prompts: list[list[int]]) -> tuple[list[list[int]], list[list[float]] | None]:
+    """(ids, log-probs or None) from TRL's `_generate_single_turn`, whose signature differs between releases."""
+    function = trainer._generate_single_turn
+    if "num_generations" in inspect.signature(function).parameters:
+        return function(prompts, None, {}, num_generations=1)
+    with _one_generation(trainer):
+        return function(prompts, None, {})
+
+
+@contextmanager
+def _one_generation(trainer: Any) -> Any:
+    """Older releases take equal neighbours for generations of one prompt; here every prompt stands for itself."""
+    names = [name for name in ("num_generations", "num_generations_eval") if name in trainer.__dict__]
+    before = {name: trainer.__dict__[name] for name in names}
+    trainer.__dict__.update(dict.fromkeys(names, 1))
+    try:
+        yield
+    finally:
+        trainer.__dict__.update(before)

@@ -1,0 +1,362 @@
+"""MultiTurnMixin: environments of many turns in TRL's GRPOTrainer, through the hooks that have held for years.
+
+Touched: the constructor's `rollout_func`, `_generate_and_score_completions(inputs)`, `_calculate_rewards(..)` and
+`_get_train_sampler(..)`. Everything else of TRL runs as it is.
+"""
+
+import logging
+import time
+import warnings
+from collections.abc import Sequence
+from concurrent.futures import Future
+from typing import Any
+
+import torch
+from accelerate.utils import gather_object
+
+from turnwise.algos.algorithm import Algorithm
+from turnwise.integrations.trl import detect
+from turnwise.integrations.trl.config import VerifiersGRPOConfig
+from turnwise.integrations.trl.credit import TrainRow, completion_messages, token_advantages, train_row
+from turnwise.integrations.trl.engines import Gate, TRLGenerator, base_model, copy_weights
+from turnwise.integrations.trl.lookahead import LookaheadSampler
+from turnwise.integrations.trl.player import EpisodePlayer, Rows
+from turnwise.integrations.trl.setup import choose_engine, make_player
+from turnwise.integrations.trl.sources import ROW, EnvSource
+from turnwise.integrations.trl.store import RunStore
+from turnwise.log.metrics import rollout_metrics
+from turnwise.log.store import CreditRow, ledger_entry
+from turnwise.rollout.proxy import RolloutError
+from turnwise.types import Episode
+
+logger = logging.getLogger(__name__)
+SPLIT = "turnwise_split"
+REWARD = "turnwise_reward"
+
+
+class MultiTurnMixin:
+    """Put before GRPOTrainer among the base classes; call `init_multi_turn` before GRPOTrainer's constructor.
+
+    Where `multi_turn` is False, every hook hands over to TRL at once.
+    """
+
+    multi_turn: bool = False
+
+    def is_multi_turn_environment(self, env: object) -> bool:
+        """True where turnwise plays the episodes, False where TRL's single-turn path does all."""
+        return detect.is_multi_turn_environment(env)
+
+    def init_multi_turn(
+        self,
+        source: EnvSource,
+        args: VerifiersGRPOConfig,
+        *,
+        multi_turn: bool,
+        algorithm: Algorithm | None = None,
+        config: Any = None,
+        store: RunStore | None = None,
+    ) -> None:
+        """Notes what is to be played. The engine is made at the first generation, when model and devices are known."""
+        self.multi_turn = multi_turn
+        self.source = source
+        self.async_generation = multi_turn and args.enable_async_generation and args.num_batches_ahead > 0
+        self._algorithm = algorithm
+        self._rollout_config = config
+        self._store = store
+        self._player: EpisodePlayer | None = None
+        self._engine = ""
+        self._sampler: LookaheadSampler | None = None
+        self._ahead: dict[tuple[int, int], Future[list[Episode]]] = {}
+        self._asked: Rows | None = None
+        self._rows: list[TrainRow] = []
+        self._reward_columns: torch.Tensor | None = None
+        self._moment = (-1, 0)
+        self._warned: set[str] = set()
+
+    # The hooks, in the order in which TRL calls them.
+
+    def _get_train_sampler(self, *args: Any, **kwargs: Any) -> Any:
+        sampler = super()._get_train_sampler(*args, **kwargs)
+        if not self.async_generation:
+            return sampler
+        self._sampler = LookaheadSampler(
+            sampler,
+            batch_size=self.args.generation_batch_size,
+            repeats=self.num_iterations * self.args.steps_per_generation,
+        )
+        return self._sampler
+
+    def _generate_and_score_completions(self, inputs: Any) -> Any:
+        if not self.multi_turn:
+            return super()._generate_and_score_completions(inputs)
+        split = inputs[0][SPLIT]
+        numbers = tuple(row[ROW] for row in inputs)
+        self._asked = Rows(
+            numbers=numbers,
+            split=split,
+            first=self.accelerator.process_index * len(numbers),
+            group_size=self._group_size(),
+            moment=self._next_moment(),
+        )
+        rows = [{**self.source.columns(split, row[ROW]), **row} for row in inputs]
+        output = super()._generate_and_score_completions(rows)
+        self._correct_for_age(output)
+        everyone = self._everyone([row.episode for row in self._rows])
+        metrics = self._assign_credit(output, everyone)
+        self._keep(output, everyone, metrics)
+        return output
+
+    def play_rows(self, prompts: Sequence[Any], trainer: Any = None) -> dict[str, Any]:
+        """What `rollout_func` returns: ids, masks and log-probs of the batch that TRL is generating."""
+        assert self._asked is not None
+        if self._player is None:
+            self._engine = choose_engine(self)
+            self.async_generation = self._may_run_ahead()
+            self._player = make_player(self, engine=self._engine, ahead=self.async_generation)
+        episodes = self._play(self._asked)
+        self._check_failures(episodes)
+        eos_id = self._eos_id()
+        self._rows = [train_row(episode, eos_id=eos_id) for episode in episodes]
+        self._warn_left_out()
+        generator = self._player.proxy.generator._generator
+        exact = not isinstance(generator, TRLGenerator) or generator.exact_logprobs
+        return {
+            "prompt_ids": [row.prompt_ids for row in self._rows],
+            "completion_ids": [row.completion_ids for row in self._rows],
+            "logprobs": [row.logprobs for row in self._rows] if exact else None,
+            "env_mask": [row.mask for row in self._rows],
+            REWARD: [None if row.failed else row.episode.reward for row in self._rows],
+        }
+
+    def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any) -> Any:
+        if not self.multi_turn:
+            return super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
+        # In place: reward functions, TRL's table of completions and its parquet files then see the conversation.
+        completions[:] = [completion_messages(row.episode) for row in self._rows]
+        prompts[:] = [
+            [message.to_json() for message in row.episode.prompt] or prompt
+            for row, prompt in zip(self._rows, prompts, strict=True)
+        ]
+        rewards = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
+        failed = [row.failed for row in self._rows]
+        everyone = torch.tensor(self._everyone(failed), device=rewards.device)
+        rewards[everyone] = torch.nan  # whatever a reward function makes of a failed episode: it has no reward
+        self._reward_columns = rewards
+        return rewards
+
+    # Playing.
+
+    def _play(self, rows: Rows) -> list[Episode]:
+        assert self._player is not None
+        started = time.perf_counter()
+        place = None
+        if self.async_generation and rows.split == "train" and self._sampler is not None:
+            place = self._sampler.locate(rows.numbers)
+        waiting = self._ahead.pop(place, None) if place is not None else None
+        if waiting is None:
+            self._update_weights()
+            waiting = self._player.play(rows)
+        episodes = waiting.result()
+        if place is not None:
+            self._play_ahead(place, len(rows.numbers))
+        self._metric("rollout/wait_seconds", time.perf_counter() - started)
+        if self._engine == "local" and not self.async_generation and self.accelerator.device.type == "cuda":
+            self._player.proxy.generator._generator.free_cache()
+        return episodes
+
+    def _play_ahead(self, place: tuple[int, int], count: int) -> None:
+        """Starts the batches that come next, with the weights of this moment."""
+        assert self._sampler is not None
+        assert self._player is not None
+        todo: list[tuple[int, int]] = []
+        following = self._sampler.after(place)
+        for _ in range(min(self.args.num_batches_ahead, self._generations_left())):
+            if following is None:
+                break
+            if following not in self._ahead:
+                todo.append(following)
+            following = self._sampler.after(following) if self._sampler.rows(following) else None
+        if not todo:
+            return
+        self._update_weights()
+        first = self.accelerator.process_index * count
+        for where in todo:
+            numbers = self._sampler.rows(where)[first : first + count]
+            rows = Rows(
+                numbers=tuple(numbers),
+                split="train",
+                first=first,
+                group_size=self.num_generations,
+                moment=(self.state.global_step, *where),
+            )
+            self._ahead[where] = self._player.play(rows)
+
+    def _generations_left(self) -> int:
+        """How many more generations the run can use after this one."""
+        every = self.args.steps_per_generation * self.num_iterations
+        micro_steps = (self.state.max_steps - self.state.global_step) * self.args.gradient_accumulation_steps
+        return max(-(-micro_steps // every) - 1, 0)
+
+    def _update_weights(self) -> None:
+        generator = self._player.proxy.generator._generator
+        version = self.state.global_step
+        if isinstance(generator, TRLGenerator) or generator.policy_version == version:
+            return
+        if not isinstance(generator, Gate):
+            generator.weights_updated(version)
+            return
+        source, target = base_model(self), self._snapshot
+        self._player.run(generator.update(lambda: copy_weights(source, target), version))
+
+    def _may_run_ahead(self) -> bool:
+        if not self.async_generation:
+            return False
+        if self._engine == "trl":
+            self._warn(
+                "async",
+                "async generation is off: TRL's engine (vLLM, a sharded model, continuous batching) cannot sample "
+                "beside training. The run is synchronous; set engine='local' where the model fits into one process",
+            )
+            return False
+        return True
+
+    def _next_moment(self) -> tuple[int, ...]:
+        step, count = self._moment
+        self._moment = (step, count + 1) if step == self.state.global_step else (self.state.global_step, 0)
+        return self._moment
+
+    def _check_failures(self, episodes: Sequence[Episode]) -> None:
+        """Stops the run, on every process, where not one episode of the batch can be used."""
+        errors = [f"{e.status.value}: {e.error}" for e in episodes if e.status.failed or not e.turns]
+        everyone = self._everyone(errors)
+        total = len(episodes) * self.accelerator.num_processes
+        if len(everyone) == total:
+            raise RolloutError(f"none of the {total} episodes of this batch can be used; first error: {everyone[0]}")
+        if everyone and self.accelerator.is_main_process:
+            logger.warning("%d of %d episodes failed and are left out: %s", len(everyone), total, everyone[0])
+
+    # After TRL has scored the batch.
+
+    def _correct_for_age(self, output: Any) -> None:
+        """Where the sampler was older than the policy, the ratio of the loss is taken to the sampler.
+
+        TRL reads log-probs of a rollout function only with vLLM; there it corrects by itself.
+        """
+        step = self.state.global_step
+        ages = [step - turn.completion.policy_version for row in self._rows for turn in row.episode.turns]
+        self._metric("rollout/staleness", sum(ages) / max(len(ages), 1))
+        self._metric("rollout/staleness_max", float(max(ages, default=0)))
+        stale = any(self._everyone([any(ages)]))
+        if not stale or "importance_sampling_ratio" in output:
+            return
+        output["old_per_token_logps"] = output["sampling_per_token_logps"]
+
+    def _assign_credit(self, output: Any, everyone: Sequence[Episode]) -> dict[str, float]:
+        """Puts advantages per token in place of TRL's, where the run asks for them."""
+        if self.args.credit == "group_relative":
+            return {}
+        assert self._reward_columns is not None
+        weights = self.reward_weights.to(self._reward_columns.device)
+        extra = (self._reward_columns[:, 1:] * weights[1:]).nansum(1).tolist()
+        found, metrics = token_advantages(
+            everyone,
+            credit=self.args.credit,
+            algorithm=self._algorithm,
+            turn_discount=self.args.turn_discount,
+            scale=self.scale_rewards not in ("none", False),
+            env_weight=float(weights[0]),
+            extra=extra,
+        )
+        advantages = torch.zeros_like(output["completion_ids"], dtype=torch.float32)
+        for index, row in enumerate(self._rows):
+            if not row.failed:
+                size = len(row.completion_ids)
+                tokens = found[row.episode.id][-1][row.start : row.start + size]
+                advantages[index, :size] = tokens.to(advantages.device)
+        output["advantages"] = advantages
+        return metrics
+
+    def _keep(self, output: Any, everyone: Sequence[Episode], metrics: dict[str, float]) -> None:
+        """Checks that trained ids are sampled ids; then metrics and the run directory."""
+        step = self.state.global_step + 1
+        pairs = list(self._trained_and_sampled(output))
+        pairs = self._everyone(pairs)
+        ledger = ledger_entry(step, pairs)
+        if ledger.broken:
+            raise RuntimeError(
+                f"step {step}: token fidelity is broken in {ledger.broken} of {len(pairs)} rows. Nothing was trained "
+                "on them; please report this bug"
+            )
+        metrics = {**rollout_metrics(everyone), **metrics}
+        for name, value in metrics.items():
+            self._metric(name, value)
+        left_out = self._everyone([row.left_out for row in self._rows])
+        self._metric("rollout/untrained_tokens", float(sum(left_out)))
+        if self._store is not None and self.args.store_episodes:
+            credit = self._everyone(list(self._credit_rows(output)))
+            assert self._asked is not None
+            self._store.write(step, everyone, credit=credit, ledger=ledger, split=self._asked.split)
+
+    def _trained_and_sampled(self, output: Any) -> Any:
+        masks = output["tool_mask"].bool().cpu()
+        ids = output["completion_ids"].cpu()
+        for index, row in enumerate(self._rows):
+            sampled: list[int] = []
+            for turn in row.episode.turns if not row.failed else ():
+                sampled = [*([] if turn.restart else sampled), *turn.completion.ids]
+            size = len(row.completion_ids)
+            trained = ids[index, :size][masks[index, :size]].tolist()
+            yield sampled, trained
+
+    def _credit_rows(self, output: Any) -> Any:
+        advantages = output["advantages"].detach().cpu()
+        for index, row in enumerate(self._rows):
+            if row.sample is None:
+                continue
+            said = [place for place, mine in enumerate(row.mask) if mine]
+            values = advantages[index]
+            yield CreditRow(
+                episode_id=row.episode.id,
+                sample=sum(turn.restart for turn in row.episode.turns) - 1,
+                turn_ids=tuple(turn for turn in row.sample.turn_ids if turn >= 0),
+                advantages=tuple(float(values if values.dim() == 0 else values[place]) for place in said),
+            )
+
+    # Small things.
+
+    def _group_size(self) -> int:
+        if self.model.training:
+            return self.num_generations
+        return self.__dict__.get("num_generations_eval") or self.num_generations
+
+    def _eos_id(self) -> int:
+        tokenizer = self._text_tokenizer()
+        return tokenizer.eos_token_id if tokenizer.eos_token_id is not None else tokenizer.pad_token_id
+
+    def _text_tokenizer(self) -> Any:
+        return getattr(self.processing_class, "tokenizer", self.processing_class)
+
+    def _everyone(self, mine: list[Any]) -> list[Any]:
+        """The lists of all processes, one after the other."""
+        return list(mine) if self.accelerator.num_processes == 1 else gather_object(list(mine))
+
+    def _metric(self, name: str, value: float) -> None:
+        self._metrics["train" if self.model.training else "eval"][name].append(value)
+
+    def _warn_left_out(self) -> None:
+        left_out = sum(row.left_out for row in self._rows)
+        if left_out:
+            self._warn(
+                "left_out",
+                f"the chat template rewrote earlier turns, so {left_out} tokens of this batch stand in contexts that "
+                "TRL's one row per episode cannot hold; only each episode's last context is trained on. Give the "
+                "tokenizer a template that only appends (trl.chat_template_utils has one for Qwen3), or use "
+                "turnwise's own trainer, which trains on every context",
+            )
+
+    def _warn(self, key: str, message: str) -> None:
+        if key not in self._warned:
+            self._warned.add(key)
+            if self._store is not None:
+                self._store.event(key, message, self.state.global_step)
+            warnings.warn(message, stacklevel=3)

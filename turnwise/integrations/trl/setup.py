@@ -1,0 +1,150 @@
+"""From TRL's arguments to the parts that play the episodes: engine, rollout config, player."""
+
+from typing import Any
+
+from accelerate import DistributedType
+
+from turnwise.config.schema import Config, EnvConfig, RolloutConfig, TrainConfig
+from turnwise.generate.base import Generator
+from turnwise.generate.hf import HFGenerator
+from turnwise.generate.stops import end_ids
+from turnwise.integrations.trl.config import VerifiersGRPOConfig
+from turnwise.integrations.trl.engines import Budgeted, Gate, TRLGenerator, base_model, snapshot
+from turnwise.integrations.trl.player import EpisodePlayer
+from turnwise.integrations.trl.sources import EnvSource
+from turnwise.rollout.render import Renderer
+
+DEFAULT_TURNS = 10
+PROBED_PROMPTS = 8
+
+
+def refuse_unsupported(args: VerifiersGRPOConfig) -> None:
+    """Raises ValueError for the first argument that a multi-turn run cannot honour."""
+    where = "async generation" if args.enable_async_generation else "multi-turn training"
+    changed: dict[str, Any] = {
+        "top_p": args.top_p not in (None, 1.0),
+        "top_k": args.top_k not in (None, 0, -1),
+        "min_p": args.min_p not in (None, 0.0),
+        "repetition_penalty": args.repetition_penalty not in (None, 1.0),
+    }
+    for name, wrong in changed.items():
+        if wrong:
+            raise ValueError(
+                f"{name} = {getattr(args, name)} changes the sampled distribution but not the scored one, so {where} "
+                f"would learn from the wrong ratios; leave {name} at its default"
+            )
+    if args.temperature <= 0:
+        raise ValueError(f"training needs a temperature above 0, got {args.temperature}")
+    if args.generation_kwargs and args.engine == "local":
+        raise ValueError("generation_kwargs mean nothing to engine 'local'; remove them or set engine='trl'")
+
+
+def choose_engine(trainer: Any) -> str:
+    """'local' where this process can sample by itself, else 'trl'."""
+    args = trainer.args
+    reason = _needs_trl(trainer)
+    if reason is None:
+        return "local" if args.engine == "auto" else args.engine
+    if args.engine == "local":
+        raise ValueError(f"engine 'local' samples in each process by itself, and {reason}; set engine='auto'")
+    return "trl"
+
+
+def _needs_trl(trainer: Any) -> str | None:
+    args, accelerator = trainer.args, trainer.accelerator
+    if args.use_vllm:
+        return "use_vllm is on"
+    for name in ("use_transformers_continuous_batching", "use_transformers_paged"):
+        if getattr(args, name, False):  # the first replaced the second between TRL releases
+            return f"{name} is on"
+    kind = accelerator.distributed_type
+    if kind in (DistributedType.FSDP, DistributedType.MEGATRON_LM):
+        return f"{kind.value} shards the model"
+    if kind == DistributedType.DEEPSPEED and accelerator.state.deepspeed_plugin.zero_stage == 3:
+        return "ZeRO-3 shards the model"
+    if args.generation_kwargs:
+        return "generation_kwargs are for TRL's engine"
+    return None
+
+
+def run_config(source: EnvSource, args: VerifiersGRPOConfig, given: Config | None) -> Config:
+    """The turnwise config of the run's episodes: the given one, or what the arguments say."""
+    if given is not None:
+        rollout = given.rollout.model_copy(update={"min_group_size": 1})
+        return given.model_copy(update={"rollout": rollout})
+    seconds = min(args.env_timeout, args.async_timeout)
+    rollout = RolloutConfig(
+        max_response_tokens=min(args.max_tokens_per_turn or args.max_completion_length, args.max_completion_length),
+        temperature=args.temperature,
+        slots=args.max_concurrent,
+        # Objects run in threads, so that one that is slow or hangs holds nobody else.
+        isolation="auto" if source.by_name else "thread",
+        num_workers=args.env_threads,
+        reset_timeout=seconds,
+        step_timeout=seconds,
+        generate_timeout=args.async_timeout,
+        retries=args.episode_retries,
+        min_group_size=1,
+    )
+    turns = args.max_turns or DEFAULT_TURNS
+    if args.max_turns is None and source.probe.max_turns is not None:
+        turns = source.probe.max_turns
+    env = EnvConfig.model_validate({**source.config.model_dump(), "name": source.name})
+    return Config(seed=args.seed, env=env, rollout=rollout, train=TrainConfig(max_turn=turns))
+
+
+def make_player(trainer: Any, *, engine: str, ahead: bool) -> EpisodePlayer:
+    """The player of a trainer's episodes, with the engine that it samples with."""
+    args, source = trainer.args, trainer.source
+    tokenizer = trainer._text_tokenizer()
+    config = trainer.episode_config
+    room = args.max_context or config.rollout.max_context or _measure_context(source, tokenizer, args)
+
+    def make() -> Generator:
+        if engine == "trl":
+            model = base_model(trainer)
+            stop_ids = end_ids(tokenizer, model.generation_config)
+            return Budgeted(
+                TRLGenerator(trainer, stop_ids=stop_ids, max_context=_model_room(model, room)),
+                budget=args.max_completion_length,
+            )
+        model = base_model(trainer)
+        if ahead:
+            model = trainer._snapshot = snapshot(model)
+        slots = min(config.rollout.slots, _episodes_at_once(trainer, ahead))
+        version = trainer.state.global_step
+        local = HFGenerator(model, tokenizer, slots=slots, max_context=_model_room(model, room), policy_version=version)
+        return Budgeted(Gate(local) if ahead else local, budget=args.max_completion_length)
+
+    return EpisodePlayer(
+        config=config,
+        source=source,
+        make_generator=make,
+        tokenizer=tokenizer,
+        timeout=args.async_timeout,
+        ahead=ahead,
+        around=trainer.accelerator.autocast,
+    )
+
+
+def _episodes_at_once(trainer: Any, ahead: bool) -> int:
+    rows = trainer.args.per_device_train_batch_size * trainer.args.steps_per_generation
+    return max(rows * (1 + (trainer.args.num_batches_ahead if ahead else 0)), trainer.args.per_device_eval_batch_size)
+
+
+def _measure_context(source: EnvSource, tokenizer: Any, args: VerifiersGRPOConfig) -> int:
+    """Room for the longest of the first prompts twice over, and for the completion."""
+    renderer = Renderer(tokenizer)
+    longest = 64
+    for number in range(min(PROBED_PROMPTS, source.length("train"))):
+        try:
+            opening = source.probe.reset(source.task("train", number))
+        except Exception:  # it fails in its episode too, where failures are counted
+            continue
+        longest = max(longest, len(renderer.encode(renderer.prompt(opening.messages, opening.tools))))
+    return 2 * longest + args.max_completion_length
+
+
+def _model_room(model: Any, room: int) -> int:
+    limit = getattr(model.config, "max_position_embeddings", None)
+    return room if limit is None else min(room, limit)
