@@ -2,8 +2,11 @@
 
 import json
 import os
+import sys
 import threading
 import time
+import types
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from turnwise.envs.base import EnvError
+from turnwise.envs.check import check_env
 from turnwise.envs.math_answers import final_answer, is_right, normal_form
 from turnwise.envs.math_data import Question, backward_questions, load_questions, questions_of
 from turnwise.envs.math_qa import MathQAEnv
@@ -162,6 +166,33 @@ def test_bad_files_and_options_are_refused(tmp_path: Path) -> None:
         MathQAEnv(max_tries=0)
     with pytest.raises(ValueError, match="val_fraction"):
         MathQAEnv(val_fraction=0.0)
+
+
+def test_the_environment_keeps_its_contract() -> None:
+    report = check_env("metamathqa", seeds=5)
+    assert not report.findings, str(report)
+
+
+@pytest.mark.skipif(find_spec("datasets") is not None, reason="the library datasets is installed")
+def test_hub_data_names_what_is_missing() -> None:
+    with pytest.raises(ImportError, match="pip install datasets"):
+        MathQAEnv(data="hf:openai/gsm8k")
+
+
+def test_hub_data_is_read_by_name_and_split(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[str, str | None, str]] = []
+
+    def load_dataset(name: str, subset: str | None, *, split: str) -> list[dict[str, str]]:
+        asked.append((name, subset, split))
+        return [{"question": f"{n} + 1?", "answer": f"#### {n + 1}"} for n in range(30)]
+
+    library = types.ModuleType("datasets")
+    library.load_dataset = load_dataset  # pyright: ignore[reportAttributeAccessIssue]
+    monkeypatch.setitem(sys.modules, "datasets", library)
+    env = MathQAEnv(data="hf:someone/sums:test")
+    MathQAEnv(data="hf:someone/sums/main")
+    assert asked == [("someone/sums", None, "test"), ("someone/sums", "main", "train")]
+    assert sum(map(len, env.questions.values())) == 30
 
 
 def test_the_sample_is_right_and_splits_share_nothing() -> None:

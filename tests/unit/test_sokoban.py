@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from turnwise.envs.base import EnvError
+from turnwise.envs.check import check_env
 from turnwise.envs.sokoban import (
     Board,
     Level,
@@ -253,6 +254,11 @@ def test_hostile_actions_cost_a_step() -> None:
     assert env.state_key() == before
     assert env.step(" up ")[4]["action_is_valid"]
     assert env.step("3")[4]["action_is_valid"]
+
+
+def test_the_environment_keeps_its_contract() -> None:
+    report = check_env("sokoban", seeds=5)
+    assert not report.findings, str(report)
 
 
 def test_options_are_checked() -> None:

@@ -176,7 +176,7 @@ def test_hostile_code_texts() -> None:
     assert run("print('\udc80')").exit_code in (0, 1)
     assert run("import os; os._exit(7)").exit_code == 7
     assert run("import os; os.close(1); os.close(2)").exit_code in (0, 1, 120)
-    assert run("import os, signal; os.kill(os.getpid(), signal.SIGKILL)").exit_code == 137
+    assert run("import os, signal; os.kill(os.getpid(), signal.SIGKILL)").exit_code in (1, 137)
     nested = run("(" * 50_000)
     assert nested.exit_code != 0
 

@@ -13,8 +13,10 @@ pytest.importorskip("bm25s")
 pytest.importorskip("rapidfuzz")
 
 from turnwise.envs.base import EnvError
+from turnwise.envs.check import check_env
 from turnwise.envs.webshop import Goal, ProductError, WebShopEnv, judge, load_shop, read_products
 from turnwise.envs.webshop.catalog import Product, read_product
+from turnwise.envs.webshop.goals import split_goals
 from turnwise.envs.webshop.reward import Score
 
 DATA = Path(os.environ.get("TURNWISE_SHARED_DATA", Path(__file__).parents[3] / "shared" / "data")) / "webshop"
@@ -155,6 +157,19 @@ def test_splits_repeat_and_share_no_goal() -> None:
     assert len(instructions) > 10
     with pytest.raises(ValueError, match="split"):
         env.reset(seed=0, split="dev")
+
+
+def test_goals_that_ask_for_the_same_stay_on_one_side() -> None:
+    goals = [goal(asin=f"P{number % 40}", options=()) for number in range(200)]
+    sides = split_goals(goals)
+    keys = [{item.key for item in side} for side in sides.values()]
+    assert all(keys[:2])
+    assert len(keys[0] | keys[1] | keys[2]) == 40 == sum(map(len, keys))
+
+
+def test_the_environment_keeps_its_contract() -> None:
+    report = check_env("webshop", seeds=5)
+    assert not report.findings, str(report)
 
 
 def test_weighted_sampling_prefers_rare_attributes() -> None:

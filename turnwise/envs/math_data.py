@@ -51,7 +51,7 @@ class Question:
 def load_questions(
     source: str | Path | None = None, *, question_column: str | None = None, answer_column: str | None = None
 ) -> tuple[Question, ...]:
-    """The questions of a file (JSON list or JSON lines), of a hub data set ("hf:owner/name[:split]"), or the sample.
+    """The questions of a file (JSON list or JSON lines), of a hub data set ("hf:owner/name[/subset][:split]"), or the sample.
 
     The answer is what stands after "The answer is:" or "####" in the answer column, or all of it.
 
@@ -145,8 +145,11 @@ def _hub_rows(name: str) -> Iterable[Any]:
         import datasets  # pyright: ignore[reportMissingImports]
     except ImportError as error:
         raise ImportError(f"{HUB}{name} needs the library datasets ({error}); run: pip install datasets") from error
-    repository, _, split = name.partition(":")
-    return cast(Iterable[Any], datasets.load_dataset(repository, split=split or "train"))
+    place, _, split = name.partition(":")
+    owner, _, rest = place.partition("/")
+    repository, _, subset = rest.partition("/")
+    load: Any = datasets.load_dataset
+    return cast(Iterable[Any], load(f"{owner}/{repository}", subset or None, split=split or "train"))
 
 
 def backward_questions(question: Question, *, limit: int = 1) -> tuple[Question, ...]:
