@@ -16,7 +16,7 @@ from turnwise.train.checkpoint import (
 )
 
 
-def write(folder: Path, step: int, *, keep: int = 2, save_model=None) -> Path:  # noqa: ANN001
+def write(folder: Path, step: int, *, keep: int = 2, save_model=None) -> Path:
     def save(path: Path) -> None:
         (path / "config.json").write_text("{}")
 
@@ -57,7 +57,7 @@ def test_only_the_newest_are_kept(tmp_path: Path) -> None:
         ("extra.bin", lambda path: path.write_bytes(b"?")),
     ],
 )
-def test_a_torn_or_foreign_one_is_refused_and_the_one_before_used(tmp_path: Path, name: str, damage) -> None:  # noqa: ANN001
+def test_a_torn_or_foreign_one_is_refused_and_the_one_before_used(tmp_path: Path, name: str, damage) -> None:
     write(tmp_path, 1)
     damage(write(tmp_path, 2) / name)
     said: list[str] = []

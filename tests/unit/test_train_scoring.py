@@ -17,9 +17,7 @@ def widened(rows: Batch, extra: int) -> Batch:
         return torch.nn.functional.pad(tensor, (0, extra), value=value)
 
     fills = {"input_ids": 99, "turn_ids": -1, "state_ids": -1}
-    return rows.replace(
-        **{name: pad(t, fills.get(name, 0)) for name, t in rows.tensors().items() if t.dim() == 2}
-    )
+    return rows.replace(**{name: pad(t, fills.get(name, 0)) for name, t in rows.tensors().items() if t.dim() == 2})
 
 
 @pytest.mark.parametrize("kind", ["llama", "gemma2", "gpt2"])
@@ -32,7 +30,9 @@ def test_scores_are_those_of_the_models_own_logits(kind: str, temperature: float
     every = torch.log_softmax(logits.float(), -1)
     for row, column in rows.response_mask.nonzero().tolist():
         before = every[row, column - 1]
-        assert scores.logprobs[row, column].item() == pytest.approx(before[rows.input_ids[row, column]].item(), abs=1e-5)
+        assert scores.logprobs[row, column].item() == pytest.approx(
+            before[rows.input_ids[row, column]].item(), abs=1e-5
+        )
         assert scores.entropies[row, column].item() == pytest.approx(-(before.exp() * before).sum().item(), abs=1e-4)
     assert not scores.logprobs[~rows.response_mask].any()
 
@@ -57,7 +57,7 @@ def test_no_tensor_over_all_positions_and_the_vocabulary_exists() -> None:
     largest = 0
 
     class Watch(torch.utils._python_dispatch.TorchDispatchMode):
-        def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # noqa: ANN001, ANN204
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
             nonlocal largest
             out = func(*args, **(kwargs or {}))
             for tensor in out if isinstance(out, tuple | list) else (out,):
@@ -117,7 +117,7 @@ def test_adapters_switched_off_are_the_reference() -> None:
     assert all("lora" in name for name, parameter in adapted.named_parameters() if parameter.requires_grad)
 
 
-def _lora():  # noqa: ANN202
+def _lora():
     from turnwise.config.schema import LoraConfig
 
     return LoraConfig(rank=2)

@@ -21,6 +21,7 @@ from turnwise.train.policy import (
     make_critic,
     make_reference,
     prepare,
+    quiet,
 )
 from turnwise.train.warmstart import build_embedded
 
@@ -109,16 +110,9 @@ def save_policy(policy: Policy) -> Callable[[Path], None]:
 
 def save_pretrained(model: nn.Module, tokenizer: Any, path: Path) -> None:
     """A directory that `from_pretrained` loads."""
-    from transformers.utils import logging
-
     path.mkdir(parents=True, exist_ok=True)
-    shown = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()  # a checkpoint every few steps is not worth a bar
-    try:
+    with quiet():
         cast(Any, model).save_pretrained(str(path))
-    finally:
-        if shown:
-            logging.enable_progress_bar()
     tokenizer.save_pretrained(str(path))
 
 

@@ -1,8 +1,8 @@
 """The networks of a run: the policy that samples and learns, its critic, and the frozen reference."""
 
 import copy
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Generator, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -209,10 +209,25 @@ def load_model(config: ModelConfig, *, path: str | Path | None = None) -> nn.Mod
     if where is None:
         raise ValueError("model.path is None: build the embedded model instead (train/embedded.py)")
     gguf = {"gguf_file": config.gguf_file} if config.gguf_file and path is None else {}
-    model = AutoModelForCausalLM.from_pretrained(
-        str(where), dtype=torch.float32, trust_remote_code=config.trust_remote_code, **gguf
-    )
+    with quiet():
+        model = AutoModelForCausalLM.from_pretrained(
+            str(where), dtype=torch.float32, trust_remote_code=config.trust_remote_code, **gguf
+        )
     return prepare(cast(nn.Module, model), gradient_checkpointing=config.gradient_checkpointing)
+
+
+@contextmanager
+def quiet() -> Generator[None]:
+    """Holds back transformers' progress bars: they break a live display, and most files here are small."""
+    from transformers.utils import logging
+
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
 
 
 def prepare(model: nn.Module, *, gradient_checkpointing: bool = False) -> nn.Module:

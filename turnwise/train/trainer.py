@@ -17,6 +17,7 @@ from turnwise.generate.hf import HFGenerator
 from turnwise.log.events import Evaluated, Event, Notice, RunEnded, RunStarted, Sink, Sinks, StepDone
 from turnwise.log.store import RunDirectory
 from turnwise.rollout.proxy import AgentProxy
+from turnwise.seeding import derive_seed
 from turnwise.train.checkpoint import Checkpoint, latest_checkpoint, write_checkpoint
 from turnwise.train.evaluate import EvalResult, PolicyPlayer, evaluate
 from turnwise.train.loop import StepResult, training_step
@@ -67,6 +68,7 @@ class PPOTrainer:
 
     def _build(self, notices: Sequence[Notice], *, resumed: bool) -> None:
         config = self.config
+        torch.manual_seed(derive_seed(config.seed, "torch"))
         self.evaluations: list[Evaluated] = []
         self.idle_steps = 0
         self.step = 0
@@ -178,6 +180,8 @@ class PPOTrainer:
         self.save()
 
     def _one_step(self) -> None:
+        # LoRA dropout cannot be given a generator of its own: torch's is made to depend on the step alone.
+        torch.manual_seed(derive_seed(self.config.seed, "torch", self.step))
         result = training_step(
             self.step,
             proxy=self.proxy,

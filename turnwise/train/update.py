@@ -90,8 +90,6 @@ class Learner:
         totals: dict[str, float] = {}
         updates, gap = 0, None
         self.policy.train_mode(True)
-        if self.policy.precision.device.type == "cpu":
-            torch.manual_seed(derive_seed(self._seed, "update", step))  # LoRA dropout draws from the global generator
         stopped = False
         for epoch in range(config.epochs):
             generator = torch.Generator().manual_seed(derive_seed(self._seed, "mini-batch", step, epoch))

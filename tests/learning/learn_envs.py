@@ -1,0 +1,61 @@
+"""Environments whose optimum is known, for tests that something is learned."""
+
+from random import Random
+from typing import Any
+
+from turnwise.envs.base import BaseEnv
+from turnwise.seeding import derive_seed
+
+
+class TwoTurnCredit(BaseEnv):
+    """Two turns. Going right in the first pays 1; the second pays +3 or -3 by a coin that no action moves.
+
+    With `terminal` everything is paid at the end, so that the first turn's credit drowns in the coin; otherwise each
+    turn is paid what it earned. Success means that the first turn was right.
+    """
+
+    instruction = "Choose twice."
+    actions = ("left", "right")
+
+    def __init__(self, *, terminal: bool) -> None:
+        self.terminal = terminal
+
+    def reset(self, seed: int | None = None, *, noise_seed: int = 0, **kwargs: Any) -> str:
+        self._noise = Random(derive_seed(seed or 0, "coin", noise_seed))
+        self._first: float | None = None
+        return "First."
+
+    def step(self, action: str) -> tuple[str, float, bool, dict[str, Any]]:
+        if self._first is None:
+            self._first = float(action == "right")
+            return "Second.", 0.0 if self.terminal else self._first, False, {"success": self._first == 1.0}
+        coin = 3.0 if self._noise.random() < 0.5 else -3.0
+        reward = coin + (self._first if self.terminal else 0.0)
+        return "Over.", reward, True, {"success": self._first == 1.0}
+
+
+class Constant(BaseEnv):
+    """Pays the same whatever is done: no group ever differs in reward."""
+
+    instruction = "Nothing matters."
+    actions = ("left", "right")
+    max_turns = 1
+
+    def reset(self, seed: int | None = None, **kwargs: Any) -> str:
+        return "Go."
+
+    def step(self, action: str) -> tuple[str, float, bool, dict[str, Any]]:
+        return "Over.", 1.0, True, {"success": True}
+
+
+class Broken(BaseEnv):
+    """Cannot even be made."""
+
+    def __init__(self) -> None:
+        raise OSError("the data of this environment is not there")
+
+    def reset(self, seed: int | None = None, **kwargs: Any) -> str:
+        raise NotImplementedError
+
+    def step(self, action: str) -> Any:
+        raise NotImplementedError

@@ -1,0 +1,274 @@
+"""Whole runs, small ones: reproducible to the bit, resumable, and clear about what cannot be."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "learning"))
+
+from small_runs import small_config
+
+from turnwise.algos.estimators import compute_advantages
+from turnwise.config.schema import Config
+from turnwise.data.batch import collate
+from turnwise.data.samples import episode_to_samples
+from turnwise.log.store import RunDirectory, RunDirectoryError, RunReader
+from turnwise.train.checkpoint import list_checkpoints
+from turnwise.train.loop import check_ledger
+from turnwise.train.run import estimate, train
+from turnwise.train.trainer import PPOTrainer
+from turnwise.train.update import TrainingError
+
+LAKE = {
+    "name": "frozen_lake",
+    "options": {"size": 3},
+    "format": {"style": "raw", "think": False, "max_actions_per_turn": 1},
+    "system_prompt": "Walk.",
+}
+
+
+def quick(folder: Path, **changes: object) -> Config:
+    """Three steps of FrozenLake over two turns, a checkpoint after each."""
+    settings = {
+        "env": LAKE,
+        "train": {"steps": 3, "max_turn": 2, "lr": 0.01, "critic_lr": 0.01, "mini_batches": 2},
+        "eval": {"episodes": 4, "before": True, "after": True},
+        "checkpoint": {"every": 1, "keep": 10},
+        "model": {"embedded": {"hidden_size": 16, "num_layers": 1, "num_heads": 2, "warmstart_episodes": 32}},
+        "rollout": {
+            "train": {"env_groups": 2, "group_size": 4},
+            "max_response_tokens": 4,
+            "max_context": 128,
+            "slots": 8,
+            "isolation": "inline",
+        },
+    }
+    return small_config(folder, **{**settings, **changes})
+
+
+def contents(run: Path) -> dict[str, bytes]:
+    """Everything that two equal runs must have equal, to the byte."""
+    names = ["metrics.jsonl", "ledger.jsonl"]
+    files = [run / name for name in names] + sorted(run.glob("episodes/*")) + sorted(run.glob("credit/*"))
+    last = list_checkpoints(run / "checkpoints")[-1]
+    files += [last / "model" / "model.safetensors", last / "trainer.safetensors"]
+    return {path.relative_to(run).as_posix(): path.read_bytes() for path in files}
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that was never interrupted."""
+    return train(quick(tmp_path_factory.mktemp("runs")), sinks=()).path
+
+
+def test_a_run_is_reproducible_to_the_bit(finished: Path, tmp_path: Path) -> None:
+    again = train(quick(tmp_path), sinks=()).path
+    assert contents(again) == contents(finished)
+
+
+def test_another_seed_is_another_run(finished: Path, tmp_path: Path) -> None:
+    other = train(quick(tmp_path).model_copy(update={"seed": 1}), sinks=()).path
+    assert contents(other)["metrics.jsonl"] != contents(finished)["metrics.jsonl"]
+
+
+@pytest.mark.parametrize("back", [1, 3])
+def test_a_resumed_run_ends_like_one_never_stopped(finished: Path, tmp_path: Path, back: int) -> None:
+    copy = tmp_path / "copy"
+    _copy(finished, copy)
+    for path in list_checkpoints(copy / "checkpoints")[-back:]:
+        (path / "state.json").unlink()  # torn, as if the disk had lost it
+    result = train(resume=copy, sinks=())
+    assert result.steps == 3
+    assert contents(copy) == contents(finished)
+    kinds = [event["kind"] for event in RunReader(copy).events()]
+    assert kinds.count("checkpoint_refused") == back
+    assert "resumed" in kinds
+
+
+def test_a_checkpoint_loads_with_from_pretrained(finished: Path) -> None:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    path = list_checkpoints(finished / "checkpoints")[-1] / "model"
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(path), AutoTokenizer.from_pretrained(path)
+    ids = tokenizer.apply_chat_template(
+        [{"role": "user", "content": "P _ G"}], add_generation_prompt=True, return_tensors="pt", return_dict=True
+    )["input_ids"]
+    assert ids.shape[1] == 6  # user, P, _, G, end, assistant
+    assert model(ids).logits.isfinite().all()
+
+
+def test_the_ratio_is_one_before_the_first_update(tmp_path: Path) -> None:
+    trainer = PPOTrainer(quick(tmp_path))
+    rollout = trainer.proxy.play(0)
+    rows = collate([sample for episode in rollout.episodes for sample in episode_to_samples(episode)])
+    scored = trainer.learner.score(rows, old_logprobs=True)
+    ratio = (scored.old_logprobs - scored.logprobs)[scored.loss_mask].exp()
+    assert (ratio - 1.0).abs().max() < 1e-5
+    metrics = trainer.learner.gradients(compute_advantages(scored, trainer.algorithm)[0])
+    assert metrics["ratio"] == pytest.approx(1.0, abs=1e-5)
+    trainer.proxy.close()
+    trainer.run.close()
+
+
+def test_a_changed_token_stops_training(tmp_path: Path) -> None:
+    trainer = PPOTrainer(quick(tmp_path))
+    rollout = trainer.proxy.play(0)
+    rows = collate([sample for episode in rollout.episodes for sample in episode_to_samples(episode)])
+    assert check_ledger(0, rollout.episodes, rows).broken == 0
+    where = rows.response_mask.nonzero()[0]
+    rows.input_ids[where[0], where[1]] += 1
+    with pytest.raises(TrainingError, match="token fidelity is broken in 1 of 8 rows"):
+        check_ledger(0, rollout.episodes, rows)
+    trainer.proxy.close()
+    trainer.run.close()
+
+
+def test_a_run_directory_in_use_is_refused(finished: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    _copy(finished, copy)
+    with RunDirectory.open(copy), pytest.raises(RunDirectoryError, match="in use by process"):
+        train(resume=copy, sinks=())
+
+
+def test_another_model_on_resume_is_refused(finished: Path) -> None:
+    config = RunReader(finished).config
+    embedded = config.model.embedded.model_copy(update={"hidden_size": 32})
+    other = config.model_copy(update={"model": config.model.model_copy(update={"embedded": embedded})})
+    before = contents(finished)
+    with pytest.raises(ValueError, match="a run goes on with the model that it began with"):
+        train(other, resume=finished, sinks=())
+    assert contents(finished) == before
+
+
+def test_groups_without_variance_are_said_and_stop_the_run(tmp_path: Path) -> None:
+    config = quick(
+        tmp_path,
+        env={**LAKE, "name": "learn_envs:Constant", "options": {}},
+        algo={"name": "grpo"},
+        train={"steps": 9, "max_idle_steps": 2},
+        model={
+            "embedded": {
+                "hidden_size": 16,
+                "num_layers": 1,
+                "num_heads": 2,
+                "warmstart_episodes": 256,
+                "warmstart_lr": 0.02,
+            }
+        },
+    )
+    config = config.model_copy(
+        update={
+            "env": config.env.model_copy(
+                update={"format": config.env.format.model_copy(update={"format_penalty": 0.0})}
+            )
+        }
+    )
+    # A reply without a legal action pays 0 and one with pays 1, so the warm start must know the format first.
+    with pytest.raises(TrainingError, match="Stopped: either every task is solved, or none ever is"):
+        train(config, sinks=())
+    run = next(iter(tmp_path.iterdir()))
+    assert [event["kind"] for event in RunReader(run).events()].count("idle_step") >= 2
+    assert list_checkpoints(run / "checkpoints")
+
+
+def _prompts(folder: Path) -> dict[str, object]:
+    lines = [json.dumps({"prompt": f"Say {word}.", "answer": word}) for word in ("yes", "no")] * 10
+    (folder / "prompts.jsonl").write_text("\n".join(lines) + "\n")
+    (folder / "reward.py").write_text("def score(prompt, completion, answer):\n    return len(completion) % 3\n")
+    return {"prompts": str(folder / "prompts.jsonl"), "reward": f"{folder / 'reward.py'}:score", "val_fraction": 0.3}
+
+
+def _with_model(folder: Path) -> dict[str, object]:
+    from turnwise.testing.tiny import tiny_model, tiny_tokenizer
+
+    tiny_model(hidden_size=16, num_layers=1).save_pretrained(folder / "model")
+    tiny_tokenizer().save_pretrained(folder / "model")
+    return {"path": str(folder / "model")}
+
+
+def test_plain_prompts_train_without_an_environment(tmp_path: Path) -> None:
+    config = quick(
+        tmp_path / "runs",
+        model=_with_model(tmp_path),
+        data=_prompts(tmp_path),
+        train={"steps": 1, "multi_turn": False},
+        algo={"name": "grpo"},
+    )
+    result = train(config, sinks=())
+    episodes = RunReader(result.path).episodes(1)
+    assert {len(episode.turns) for episode in episodes} == {1}
+    assert episodes[0].prompt[0].content.startswith("Say ")
+    assert result.after is not None
+
+
+def test_an_environment_that_cannot_be_loaded_falls_back_aloud(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = quick(
+        tmp_path / "runs",
+        env={"name": "learn_envs:Broken", "options": {}},
+        model=_with_model(tmp_path),
+        data=_prompts(tmp_path),
+        train={"steps": 1, "multi_turn": True},
+        algo={"name": "grpo"},
+    )
+    result = train(config, sinks=())
+    events = RunReader(result.path).events()
+    assert events[0]["kind"] == "single_turn_fallback"
+    assert "MULTI-TURN TRAINING IS OFF" in events[0]["message"]
+    assert "the data of this environment is not there" in caplog.text
+
+
+def test_without_prompts_there_is_nothing_to_fall_back_to(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="names no prompts to train on instead"):
+        PPOTrainer(quick(tmp_path, env={"name": "learn_envs:Broken", "options": {}}))
+    assert not tmp_path.exists() or not any(tmp_path.iterdir()), "nothing is left behind"
+
+
+def test_a_single_turn_environment_is_found_out(tmp_path: Path) -> None:
+    trainer = PPOTrainer(small_config(tmp_path, train={"multi_turn": True}))
+    assert trainer.config.train.multi_turn is False
+    assert RunReader(trainer.run.path).events()[0]["kind"] == "single_turn"
+    trainer.proxy.close()
+    trainer.run.close()
+
+
+@pytest.mark.parametrize(
+    ("model", "algo"),
+    [
+        ({"lora": {"rank": 2}}, {"name": "bi_level_gae", "kl_coef": 0.1}),
+        ({"critic": "shared"}, {"name": "bi_level_gae", "kl_coef": 0.1, "kl_in": "reward", "kl_target": 0.01}),
+        ({"gradient_checkpointing": True}, {"name": "grpo", "kl_coef": 0.1}),
+    ],
+)
+def test_lora_shared_critics_and_checkpointing_resume_too(
+    tmp_path: Path, model: dict[str, object], algo: dict[str, object]
+) -> None:
+    given = {**_with_model(tmp_path), **model}
+    whole = train(quick(tmp_path / "a", model=given, algo=algo, train={"steps": 2, "max_turn": 2}), sinks=())
+    torn = train(quick(tmp_path / "b", model=given, algo=algo, train={"steps": 2, "max_turn": 2}), sinks=())
+    for path in list_checkpoints(torn.path / "checkpoints")[-1:]:
+        (path / "manifest.json").unlink()
+    train(resume=torn.path, sinks=())
+    assert contents(torn.path) == contents(whole.path)
+
+
+def test_an_estimate_speaks_of_the_whole_run(tmp_path: Path) -> None:
+    found = estimate(quick(tmp_path, train={"steps": 50, "max_turn": 2}))
+    assert found.steps == 50
+    assert found.seconds > 50 * found.step_seconds > 0
+    assert found.memory_bytes > 0
+    assert not tmp_path.exists() or not any(tmp_path.iterdir())
+
+
+def _copy(source: Path, target: Path) -> None:
+    import shutil
+
+    shutil.copytree(source, target)
+
+
+def test_threads_are_left_as_they_were() -> None:
+    assert torch.are_deterministic_algorithms_enabled() is False
