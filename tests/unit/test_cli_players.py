@@ -5,7 +5,10 @@ import os
 import pty
 import subprocess
 import sys
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
@@ -38,6 +41,49 @@ def test_eval_against_another_player(tmp_path: Path) -> None:
     assert data["comparison"]["more_tasks"] == 0
     assert data["comparison"]["verdict"].startswith("script:walker.py:walk is better than random")
     assert turnwise("replay", "won.jsonl", cwd=tmp_path).returncode == 0
+
+
+class Endpoint(BaseHTTPRequestHandler):
+    """An OpenAI-compatible server whose model always goes right; it remembers what it was asked."""
+
+    asked: ClassVar[list[dict[str, object]]] = []
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self.asked.append({"path": self.path, "key": self.headers["Authorization"], **body})
+        reply = {"role": "assistant", "content": "<think></think><answer>right</answer>"}
+        data = json.dumps({"choices": [{"message": reply, "finish_reason": "stop"}]}).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+def test_a_model_behind_an_endpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "not-a-real-key")
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Endpoint)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        player = f"openai:http://127.0.0.1:{server.server_address[1]}/v1#tiny"
+        words = ["eval", "--env", "simple_game", "--player", player, "--episodes", "6", "--json", "--out", "o.jsonl"]
+        done = turnwise(*words, "rollout.max_response_tokens=33", cwd=tmp_path)
+    finally:
+        server.shutdown()
+        server.server_close()
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)["result"]
+    assert result["player"] == "tiny"
+    assert 0 < result["success"]["estimate"] < 1
+    asked = Endpoint.asked[0]
+    assert (asked["path"], asked["model"], asked["max_tokens"]) == ("/v1/chat/completions", "tiny", 33)
+    assert asked["key"] == "Bearer not-a-real-key"
+    assert turnwise("replay", "o.jsonl", cwd=tmp_path).returncode == 0
+    gone = turnwise("eval", "--env", "simple_game", "--player", "openai:http://127.0.0.1:9/v1", cwd=tmp_path)
+    assert gone.returncode == 2
+    assert "URL#MODEL" in gone.stderr
 
 
 def test_rollout_then_replay_then_the_first_difference(tmp_path: Path) -> None:

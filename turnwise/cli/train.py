@@ -84,4 +84,9 @@ def _elsewhere(config: Config, *, resume: Path | None, estimate: bool) -> None:
         fail(f"this installation has no backend {name}")
     if find_spec(name) is None:
         fail(f"backend {name} needs the package {name}, which is not installed; run: pip install 'turnwise[{name}]'")
-    import_module(module).train(config)
+    try:
+        import_module(module).train(config)
+    except (ValueError, ImportError) as error:
+        if os.environ.get("TURNWISE_TRACEBACK"):
+            raise
+        fail(f"{error}\n(set TURNWISE_TRACEBACK=1 to see where this comes from)")
