@@ -91,6 +91,19 @@ def test_a_broken_ledger_is_shouted(tmp_path: Path) -> None:
     assert "1 samples BROKEN" in write_report(path).read_text()
 
 
+def test_notes_of_a_kind_are_counted_and_idle_steps_are_passed_over(tmp_path: Path) -> None:
+    with make_run(tmp_path) as run:
+        fill_step(run, 1, [make_episode("first")], {})
+        run.write_episodes(2, [make_episode("idle")])
+        run.write_credit(2, [])
+        for number in range(3):
+            run.write_event("idle_step", f"number {number}")
+    html = write_report(tmp_path / "run").read_text()
+    assert "idle_step (3 times, last): number 2" in html
+    assert "Step 1" in html
+    assert "Step 2" not in html
+
+
 def test_an_empty_run_has_a_report(tmp_path: Path) -> None:
     make_run(tmp_path).close()
     assert "<h1>run</h1>" in write_report(tmp_path / "run").read_text()

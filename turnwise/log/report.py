@@ -106,7 +106,12 @@ def _interval(values: Sequence[float | None] | None, *, percent: bool = False) -
 
 
 def _warnings(events: Sequence[Mapping[str, Json]]) -> str:
-    lines = [f'<p class="warn">{escape(str(event["kind"]))}: {escape(str(event["message"]))}</p>' for event in events]
+    """What the run noted; of several notes of a kind, the last and their number."""
+    lines: list[str] = []
+    for kind in dict.fromkeys(str(event["kind"]) for event in events):
+        same = [event for event in events if event["kind"] == kind]
+        times = f" ({len(same)} times, last)" if len(same) > 1 else ""
+        lines.append(f'<p class="warn">{escape(kind)}{times}: {escape(str(same[-1]["message"]))}</p>')
     return f"<h2>What happened</h2>{''.join(lines)}" if lines else ""
 
 
@@ -159,7 +164,9 @@ def _figure(name: str, points: Iterable[tuple[float, float | None]]) -> str:
 
 
 def _episodes(run: RunReader, *, count: int) -> str:
-    steps = [step for step in run.steps("credit") if step in run.steps()]
+    stored = {*run.steps()}
+    # A step in which nothing had an advantage has an empty file.
+    steps = [step for step in run.steps("credit") if step in stored and run.size("credit", step)]
     if not steps:
         return ""
     pieces = run.pieces()

@@ -95,6 +95,10 @@ class RunReader:
         """Steps of which a file of this kind (episodes, credit, timings) is stored."""
         return sorted(int(path.stem.split("_")[1]) for path in (self.path / kind).glob(f"{split}_*.jsonl"))
 
+    def size(self, kind: str, step: int, split: str = "step") -> int:
+        """Bytes of one such file."""
+        return self._file(kind, split, step).stat().st_size
+
     def episodes(self, step: int, split: str = "step") -> list[Episode]:
         """The step's episodes, their seconds put back."""
         episodes = [Episode.from_json(row) for row in read_lines(self._file("episodes", split, step))]
@@ -183,9 +187,9 @@ class RunDirectory(RunReader):
     def write_pieces(self, piece: Callable[[int], str]) -> None:
         """Stores the text of every token that the stored credit speaks of, so that reports need no tokenizer."""
         ids: set[int] = set()
-        for step in self.steps("credit"):
-            for episode in self.episodes(step) if step in self.steps() else ():
-                ids.update(token for turn in episode.turns for token in turn.completion.ids)
+        for step in sorted({*self.steps("credit")} & {*self.steps()}):
+            for row in read_lines(self._file("episodes", "step", step)):
+                ids.update(token for turn in row["turns"] for token in turn["completion"]["ids"])
         pieces = {str(token): piece(token) for token in sorted(ids)}
         self._write_whole("pieces.json", json.dumps(pieces, ensure_ascii=False) + "\n")
 
