@@ -51,7 +51,7 @@ class Question:
 def load_questions(
     source: str | Path | None = None, *, question_column: str | None = None, answer_column: str | None = None
 ) -> tuple[Question, ...]:
-    """The questions of a file (JSON list or JSON lines), of a hub data set ("hf:owner/name[/subset][:split]"), or the sample.
+    """The questions of a file (JSON list or lines), a hub data set ("hf:owner/name[/subset][:split]"), or the sample.
 
     The answer is what stands after "The answer is:" or "####" in the answer column, or all of it.
 

@@ -45,7 +45,7 @@ class MathQAEnv(BaseEnv):
         """Reads the questions; environments with the same file share them.
 
         Args:
-            data: JSON (MetaMathQA), JSON lines (GSM8K), rows, or "hf:owner/name[/subset][:split]". None: a small sample.
+            data: JSON (MetaMathQA), JSON lines (GSM8K), rows or "hf:owner/name[/subset][:split]". None: a small sample.
             val_data: questions for validation, of the same form. None: the share `val_fraction` of `data`.
             question_column: where it is not query, question or problem.
             answer_column: where it is not response, answer or solution.

@@ -17,6 +17,7 @@ MAX_BYTES = 256 * 1024 * 1024
 class Problem:
     """What is wrong with one level of a file."""
 
+    file: str
     level: str
     """The level's header, or its number in the file."""
     line: int
@@ -24,12 +25,12 @@ class Problem:
     message: str
 
     def __str__(self) -> str:
-        return f"line {self.line}, level {self.level}: {self.message}"
+        return f"{self.file}, line {self.line}, level {self.level}: {self.message}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LevelReport:
-    """What a check of a level file found."""
+    """What a check of level files found."""
 
     path: str
     num_levels: int
@@ -48,7 +49,7 @@ class LevelReport:
 
     def lines(self) -> list[str]:
         """The report for people; the last line is the verdict."""
-        lines = [f"{self.path}: {problem}" for problem in self.problems]
+        lines = [str(problem) for problem in self.problems]
         sizes = ", ".join(f"{width}x{height}" for width, height in self.sizes)
         if self.num_levels == 0:
             return [f"{self.path}: no level found; a level is rows of '#', '@', '$', '.' under a line '; N'"]
@@ -67,26 +68,20 @@ def read_levels(path: str | Path) -> tuple[Level, ...]:
     Raises:
         LevelError: a level cannot be played; the message names the file and the line.
     """
-    root = Path(path).expanduser()
-    if not root.exists():
-        raise FileNotFoundError(f"no level file at {root}; `levels` is a file or a directory of Boxoban text files")
-    files = (
-        sorted(file for file in root.rglob("*") if file.name.endswith((".txt", ".txt.gz"))) if root.is_dir() else [root]
-    )
     levels: list[Level] = []
-    for file in files:
+    for file in _files(path):
         for name, line, rows in _blocks(_read_text(file)):
             try:
                 levels.append(Level.from_rows(rows))
             except LevelError as error:
                 raise LevelError(f"{file}, line {line}, level {name}: {error}") from error
     if not levels:
-        raise LevelError(f"no levels in {root}; a level is rows of '#', '@', '$', '.' under a line '; N'")
+        raise LevelError(f"no levels in {path}; a level is rows of '#', '@', '$', '.' under a line '; N'")
     return tuple(levels)
 
 
 def check_levels(path: str | Path) -> LevelReport:
-    """What is right and wrong with every level of a file: drawing, player, boxes, walls, and boxes that are stuck.
+    """What is wrong with each level of a file or directory: drawing, player, boxes, walls, boxes that are stuck.
 
     A box that stands where no push can bring it to a target makes a level unsolvable; that is found without a search.
     """
@@ -95,19 +90,20 @@ def check_levels(path: str | Path) -> LevelReport:
     sizes: set[tuple[int, int]] = set()
     boxes: set[int] = set()
     count = duplicates = 0
-    for name, line, rows in _blocks(_read_text(Path(path).expanduser())):
-        count += 1
-        try:
-            level = Level.from_rows(rows)
-            _check_stuck(level)
-        except LevelError as error:
-            problems.append(Problem(level=name, line=line, message=str(error)))
-            continue
-        digest = level.digest()
-        duplicates += digest in digests
-        digests.add(digest)
-        sizes.add((level.width, level.height))
-        boxes.add(level.num_boxes)
+    for file in _files(path):
+        for name, line, rows in _blocks(_read_text(file)):
+            count += 1
+            try:
+                level = Level.from_rows(rows)
+                _check_stuck(level)
+            except LevelError as error:
+                problems.append(Problem(file=str(file), level=name, line=line, message=str(error)))
+                continue
+            digest = level.digest()
+            duplicates += digest in digests
+            digests.add(digest)
+            sizes.add((level.width, level.height))
+            boxes.add(level.num_boxes)
     return LevelReport(
         path=str(path),
         num_levels=count,
@@ -116,6 +112,15 @@ def check_levels(path: str | Path) -> LevelReport:
         sizes=tuple(sorted(sizes)),
         boxes=tuple(sorted(boxes)),
     )
+
+
+def _files(path: str | Path) -> list[Path]:
+    root = Path(path).expanduser()
+    if not root.exists():
+        raise FileNotFoundError(f"no level file at {root}; `levels` is a file or a directory of Boxoban text files")
+    if not root.is_dir():
+        return [root]
+    return sorted(file for file in root.rglob("*") if file.name.endswith((".txt", ".txt.gz")))
 
 
 def _check_stuck(level: Level) -> None:
