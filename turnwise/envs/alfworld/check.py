@@ -33,7 +33,7 @@ class GamesReport:
         >>> report.ok
         False
         >>> print("\n".join(report.lines()))
-        g.jsonl: 2 of 3 walkthroughs reach their goal (40 steps, 80 steps/s, loading included)
+        g.jsonl: 2 of 3 walkthroughs reach their goal (40 commands, 0.5 s with loading)
           t/1: no walkthrough
     """
 
@@ -52,10 +52,9 @@ class GamesReport:
 
     def lines(self) -> list[str]:
         """The report for people: one line, then one per failure."""
-        speed = self.num_steps / self.seconds if self.seconds > 0 else 0.0
         head = (
             f"{self.path}: {self.num_reached} of {self.num_games} walkthroughs reach their goal "
-            f"({self.num_steps} steps, {speed:.0f} steps/s, loading included)"
+            f"({self.num_steps} commands, {self.seconds:.1f} s with loading)"
         )
         return [head, *(f"  {failure.game_id}: {failure.reason}" for failure in self.failures)]
 
