@@ -7,12 +7,14 @@ from turnwise.algos.filters import filter_groups
 from turnwise.algos.groups import dr_grpo, gigpo, grpo, reinforce_pp, rloo
 from turnwise.algos.kl import KLState, kl_estimate, kl_rewards, update_kl
 from turnwise.algos.losses import policy_loss, value_loss
+from turnwise.algos.normalize import RewardNormalizer, normalize_rewards
 from turnwise.algos.reduce import token_weights
 
 __all__ = [
     "PRESETS",
     "Algorithm",
     "KLState",
+    "RewardNormalizer",
     "build_algorithm",
     "compute_advantages",
     "compute_bi_level_gae_advantage_return",
@@ -23,6 +25,7 @@ __all__ = [
     "kl_estimate",
     "kl_rewards",
     "masked_whiten",
+    "normalize_rewards",
     "policy_loss",
     "reinforce_pp",
     "rloo",

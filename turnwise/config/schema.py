@@ -93,6 +93,8 @@ class ShapingConfig(Section):
     """Added to every turn's reward."""
     potential_coef: float = Field(default=0.0, ge=0.0)
     """Weight of potential-based shaping, for environments that have a `potential()`."""
+    potential_gamma: float = Field(default=1.0, gt=0.0, le=1.0)
+    """Discount of the next state's potential. The best policy stays the best where this is the turn-level discount."""
     normalize: Literal["none", "state", "batch", "running"] = "none"
     """Normalise rewards by the statistics of a group, of the batch, or of the run so far."""
     normalize_std: bool = True

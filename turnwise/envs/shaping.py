@@ -12,8 +12,11 @@ def shaping_parts(
 ) -> dict[str, float]:
     """What shaping adds to a turn's reward, by name: a cost per turn, potential differences, and what clipping cuts.
 
-    `before` and `after` are the environment's potential before and after the turn; it is 0 after the end, so that
-    over an episode the shaping adds up to a constant of the initial state and no policy gains by it.
+    `before` and `after` are the environment's potential before and after the turn, and what is added is
+    coef * (gamma * after - before), as in Ng, Harada and Russell (1999). It is 0 after the end, so that over an
+    episode the discounted shaping adds up to a constant of the initial state and no policy gains by it. That holds
+    where gamma is the discount between turns (algo.high_level_gamma of bi-level and turn-level GAE; 1 where returns
+    are not discounted), and only without clipping.
 
     Example:
         >>> shaping = ShapingConfig(turn_cost=-0.1, potential_coef=0.5)
@@ -26,7 +29,8 @@ def shaping_parts(
     if shaping.potential_coef:
         if before is None or after is None:
             raise EnvError(f"{name}: shaping.potential_coef needs a potential, the environment has none; set it to 0")
-        change = read_reward(after - before, name=name, what="a change of potential")
+        change = shaping.potential_gamma * after - before
+        change = read_reward(change, name=name, what="a change of potential")
         added["potential"] = shaping.potential_coef * change
     if shaping.clip is not None:
         total = sum(parts.values()) + sum(added.values())
