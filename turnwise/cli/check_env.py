@@ -1,6 +1,7 @@
 """`turnwise check-env NAME`: does an environment keep its contract?"""
 
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, Protocol
 
 import typer
 
@@ -15,6 +16,11 @@ def check_env(
     ctx: typer.Context,
     name: Annotated[str, typer.Argument(help="A name of `turnwise envs`, module:Class or file.py:Class.")],
     seeds: Annotated[int, typer.Option(help="How many seeds to try.", min=1)] = 10,
+    levels: Annotated[
+        Path | None, typer.Option(help="sokoban: check every level of a Boxoban file (gzip too).")
+    ] = None,
+    games: Annotated[Path | None, typer.Option(help="alfworld: check the games of a JSONL file (gzip too).")] = None,
+    walkthroughs: Annotated[bool, typer.Option(help="With --games: play every game's walkthrough.")] = False,
 ) -> None:
     """Check an environment: determinism, finite rewards, legal ends. Exits with 1 where it breaks a rule.
 
@@ -28,8 +34,39 @@ def check_env(
         find_env(name)
     except UnknownEnvError as error:
         fail(str(error))
+    if levels is not None or games is not None or walkthroughs:
+        _check_files(find_env(name).name, levels=levels, games=games, walkthroughs=walkthroughs)
+        return
     config = load_config({"env": {"name": name}}, overrides_from(ctx.args)).env
     report = check(name, seeds=seeds, config=config)
     print(report)
+    if not report.ok:
+        raise typer.Exit(1)
+
+
+class _Report(Protocol):
+    @property
+    def ok(self) -> bool: ...
+    def lines(self) -> list[str]: ...
+
+
+def _check_files(name: str, *, levels: Path | None, games: Path | None, walkthroughs: bool) -> None:
+    """Checks what an environment plays, instead of how it plays it."""
+    report: _Report
+    if name == "sokoban" and levels is not None and games is None:
+        from turnwise.envs.sokoban import check_levels
+
+        path, check = levels, check_levels
+    elif name == "alfworld" and games is not None and walkthroughs and levels is None:
+        from turnwise.envs.alfworld import check_games
+
+        path, check = games, check_games
+    else:
+        fail("--levels FILE goes with sokoban, --games FILE --walkthroughs with alfworld")
+    try:
+        report = check(path)
+    except (OSError, ValueError) as error:
+        fail(f"{path}: {error}")
+    print("\n".join(report.lines()))
     if not report.ok:
         raise typer.Exit(1)

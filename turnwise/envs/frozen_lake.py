@@ -2,6 +2,7 @@
 
 import hashlib
 from collections import deque
+from functools import lru_cache
 from random import Random
 from typing import Any, Literal
 
@@ -111,17 +112,8 @@ class FrozenLake(BaseEnv):
 
     def _draw(self, seed: int, split: str) -> tuple[tuple[str, ...], Cell]:
         """(map, start): the first of this seed's maps that belongs to the split."""
-        from gymnasium.envs.toy_text.frozen_lake import generate_random_map
-
-        for attempt in range(1000):
-            map_seed = derive_seed(seed, "frozen-lake/map", attempt) % 2**31
-            rows = tuple(generate_random_map(size=self.size, p=self.p, seed=map_seed))
-            if _is_val(rows) == (split != "train"):
-                return rows, self._start(rows, Random(map_seed))
-        raise EnvError(
-            f"frozen_lake: none of 1000 maps of size {self.size} with p={self.p} belongs to split {split!r}; "
-            f"there are too few different ones, make the lake larger or p smaller"
-        )
+        rows, map_seed = _draw_map(self.size, self.p, seed, split)
+        return rows, self._start(rows, Random(map_seed))
 
     def _start(self, rows: tuple[str, ...], rng: Random) -> Cell:
         if not self.random_start:
@@ -171,6 +163,22 @@ def _distances(rows: tuple[str, ...]) -> dict[Cell, int]:
                 found[cell] = found[i, j] + 1
                 queue.append(cell)
     return found
+
+
+@lru_cache(maxsize=4096)
+def _draw_map(size: int, p: float, seed: int, split: str) -> tuple[tuple[str, ...], int]:
+    """(map, its own seed). Kept, because the members of a group, and every evaluation, ask for the same maps."""
+    from gymnasium.envs.toy_text.frozen_lake import generate_random_map
+
+    for attempt in range(1000):
+        map_seed = derive_seed(seed, "frozen-lake/map", attempt) % 2**31
+        rows = tuple(generate_random_map(size=size, p=p, seed=map_seed))
+        if _is_val(rows) == (split != "train"):
+            return rows, map_seed
+    raise EnvError(
+        f"frozen_lake: none of 1000 maps of size {size} with p={p} belongs to split {split!r}; "
+        f"there are too few different ones, make the lake larger or p smaller"
+    )
 
 
 def _is_val(rows: tuple[str, ...]) -> bool:

@@ -8,6 +8,7 @@ import asyncio
 import math
 import time
 import warnings
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -24,6 +25,9 @@ from turnwise.generate.scheduler import Scheduler, SessionState
 from turnwise.generate.stops import StopChecker, end_ids
 from turnwise.generate.support import unsupported, vocab_size
 from turnwise.types import Completion
+
+ANSWERS_PER_BLOCK = 32
+"""Completions that are handed out between two blocks."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -77,6 +81,7 @@ class HFGenerator:
         prefill_chunk: the longest piece of a prompt that one pass takes.
         prefill_tokens: tokens of one prefill pass, over all its rows.
         stop_ids: ids that end a completion, besides those that tokenizer, model and chat template name.
+        end_of_turn: False: nothing but `stop_ids` ends a completion, so that all have the same length (benchmarks).
         engine: "slots" runs one pass at a time, exact on the CPU; "blocks" keeps sampling and stopping on the device
             and reads tokens a block at a time, for CUDA. "auto": blocks where the model is on CUDA.
         compile: compile the decode step of the block engine (half a minute, then about twice as fast).
@@ -105,6 +110,7 @@ class HFGenerator:
         prefill_tokens: int = 512,
         stop_ids: Sequence[int] = (),
         policy_version: int = 0,
+        end_of_turn: bool = True,
         engine: Literal["auto", "slots", "blocks"] = "auto",
         compile: bool = False,
         block_steps: int = 8,
@@ -124,7 +130,8 @@ class HFGenerator:
         self.deterministic = exact
         self._passes: Passes = self._make_passes(model, slots=slots, exact=exact)
         self._scheduler = Scheduler(slots=slots, chunk=prefill_chunk, prefill_tokens=prefill_tokens, exact=exact)
-        self.stop_ids = end_ids(tokenizer, model.generation_config) | frozenset(stop_ids)
+        own = end_ids(tokenizer, model.generation_config) if end_of_turn else frozenset[int]()
+        self.stop_ids = own | frozenset(stop_ids)
         self.stats = GeneratorStats()
         self._policy_version = policy_version
         self._sessions: dict[str, SessionState] = {}
@@ -133,6 +140,7 @@ class HFGenerator:
         self._idle_since: float | None = None
         blocks = weight.device.type == "cuda" if engine == "auto" else engine == "blocks"
         self._blocks: BlockDriver | None = None
+        self._answers: deque[tuple[asyncio.Future[Completion], Completion]] = deque()
         if blocks and isinstance(self._passes, SlotPasses):
             runs = BlockEngine(
                 model,
@@ -245,7 +253,7 @@ class HFGenerator:
         if self._idle_since is not None:
             self.stats.idle_seconds += time.perf_counter() - self._idle_since
         try:
-            while self._scheduler.busy or (self._blocks is not None and self._blocks.running):
+            while self._scheduler.busy or self._answers or (self._blocks is not None and self._blocks.running):
                 if self._blocks is None:
                     self._step()
                 else:
@@ -301,6 +309,12 @@ class HFGenerator:
         self.stats.decode_seconds += time.perf_counter() - start
         for outcome in outcomes:
             self._accept_block(blocks, self._requests[outcome.request.state.key], outcome)
+        # Answering a few at a time lets the device run the first ones' next turns while the host still works on the
+        # others' environments and templates.
+        for _ in range(min(ANSWERS_PER_BLOCK, len(self._answers))):
+            future, completion = self._answers.popleft()
+            if not future.done():
+                future.set_result(completion)
 
     def _alive(self, request: BlockRequest) -> bool:
         return self._requests.get(request.state.key) is request
@@ -382,7 +396,9 @@ class HFGenerator:
         )
         self.stats.completions += 1
         self._close(request)
-        if not request.future.done():
+        if self._blocks is not None:
+            self._answers.append((request.future, completion))
+        elif not request.future.done():
             request.future.set_result(completion)
 
     def _fail(self, request: _Request, error: GeneratorError) -> None:

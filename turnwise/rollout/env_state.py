@@ -8,6 +8,7 @@ from turnwise.config.schema import Config
 from turnwise.envs.base import Env
 from turnwise.envs.registry import make_env
 from turnwise.rollout.agents import Agent, agent_class
+from turnwise.rollout.loop import EventLoop
 from turnwise.rollout.outputs import EnvInput, EnvOutput
 from turnwise.rollout.plan import EnvFactory, EpisodePlan, env_configs, plan_rollout
 from turnwise.rollout.workers import open_pool
@@ -36,7 +37,7 @@ class EnvStateManager:
         """How many rollouts were started: the step of the next `reset`. Part of a checkpoint."""
         self._config = config
         self._agent_cls = agent_cls or agent_class(config.rollout.agent)
-        self._runner: asyncio.Runner | None = None
+        self._loop = EventLoop()
         configs = env_configs(config, groups)
         given = dict(factories or {})
         self.probes: dict[str, Env] = {
@@ -67,19 +68,20 @@ class EnvStateManager:
     def reset(self) -> list[EnvOutput]:
         """Starts the next rollout and resets all its environments; returns their first states."""
         agents = self.start(self.num_resets)
-        self._run(_all([agent.reset() for agent in agents]))
+        self._pool.expect_together(len(agents))
+        self._loop.run(_all([agent.reset() for agent in agents]))
         return [agent.env_output() for agent in agents]
 
     def step(self, env_inputs: Sequence[EnvInput]) -> list[EnvOutput]:
         """Plays one reply in each of the environments given; returns the states of those that are not over."""
         moving = [self.agents[env_input.env_id] for env_input in env_inputs]
         steps = [agent.step(env_input) for agent, env_input in zip(moving, env_inputs, strict=True)]
-        self._run(_all(steps))
+        self._loop.run(_all(steps))
         return [agent.env_output() for agent in moving if not agent.done]
 
     def cut(self, env_id: int, status: Status) -> None:
         """Ends one episode before its next turn, because no further token fits."""
-        self._run(self.agents[env_id].cut(status))
+        self._loop.run(self.agents[env_id].cut(status))
 
     def get_rollout_states(self) -> list[EnvOutput]:
         """The states of all environments of the rollout, finished or not."""
@@ -98,19 +100,11 @@ class EnvStateManager:
             probe.close()
 
     def close(self) -> None:
-        self._run(self.aclose())
-        if self._runner is not None:
-            self._runner.close()
-            self._runner = None
+        self._loop.run(self.aclose())
+        self._loop.close()
 
     def _agent(self, plan: EpisodePlan, *, attempts: int = 1) -> Agent:
         return self._agent_cls(plan, self._pool.open(plan.tag), attempts=attempts)
-
-    def _run(self, job: Coroutine[Any, Any, None]) -> None:
-        # One loop for the manager's life: worker processes and their locks belong to it.
-        if self._runner is None:
-            self._runner = asyncio.Runner()
-        self._runner.run(job)
 
 
 async def _all(jobs: Sequence[Coroutine[Any, Any, None]]) -> None:

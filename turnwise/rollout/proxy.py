@@ -12,6 +12,7 @@ from turnwise.generate.base import ContextOverflowError, Generator, Sampling
 from turnwise.rollout.agents import Agent
 from turnwise.rollout.context import ContextManager
 from turnwise.rollout.env_state import EnvStateManager
+from turnwise.rollout.loop import EventLoop
 from turnwise.rollout.outputs import LmOutput
 from turnwise.rollout.plan import EnvFactory, EpisodePlan
 from turnwise.rollout.render import Tokenizer
@@ -97,13 +98,11 @@ class AgentProxy:
         self._config = config.rollout
         self._sampling = sampling_for(config.rollout, split)
         self._group_size = (config.rollout.train if split == "train" else config.rollout.val).group_size
-        self._runner: asyncio.Runner | None = None
+        self._loop = EventLoop()
 
     def play(self, step: int) -> RolloutResult:
         """One rollout, waited for. Inside a running event loop, await `rollout` instead."""
-        if self._runner is None:
-            self._runner = asyncio.Runner()
-        return self._runner.run(self.rollout(step))
+        return self._loop.run(self.rollout(step))
 
     async def rollout(self, step: int) -> RolloutResult:
         """Plays all episodes of one rollout.
@@ -155,11 +154,8 @@ class AgentProxy:
 
     def close(self) -> None:
         """Closes the environments and, with them, every worker process."""
-        if self._runner is None:
-            self._runner = asyncio.Runner()
-        self._runner.run(self.env_state.aclose())
-        self._runner.close()
-        self._runner = None
+        self._loop.run(self.env_state.aclose())
+        self._loop.close()
 
     async def _play(self, env_id: int) -> Episode:
         losses = 0

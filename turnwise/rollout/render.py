@@ -42,6 +42,7 @@ class Renderer:
         texts = {self.token_text(index) for index in self._special_ids}
         self._specials = sorted((text for text in texts if len(text) > 1), key=len, reverse=True)
         self._merge_system = False
+        self._core = self._fast_core()
 
     def prompt(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Json]] = ()) -> str:
         """The whole conversation as text, ready for the model's reply."""
@@ -86,11 +87,26 @@ class Renderer:
         return rest
 
     def encode(self, text: str) -> tuple[int, ...]:
+        if self._core is not None:
+            return tuple(self._core.encode(text, add_special_tokens=False).ids)
         return tuple(self._tokenizer.encode(text, add_special_tokens=False))
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of ids without special tokens."""
+        if self._core is not None:
+            return self._core.decode(list(ids), skip_special_tokens=True)
         return self._tokenizer.decode(list(ids), skip_special_tokens=True)
+
+    def _fast_core(self) -> Any:
+        """The tokenizer's Rust core, which is twice as quick as the wrapper around it, where both agree."""
+        core = getattr(self._tokenizer, "backend_tokenizer", None)
+        if core is None:
+            return None
+        text = "Turn 1:\n P _ <answer>up || down</answer> , . 'tis" + "".join(self._specials) + " \u00e9\n"
+        ids = list(core.encode(text, add_special_tokens=False).ids)
+        same = ids == list(self._tokenizer.encode(text, add_special_tokens=False))
+        plain = core.decode(ids, skip_special_tokens=True) == self._tokenizer.decode(ids, skip_special_tokens=True)
+        return core if same and plain else None
 
     def token_text(self, token_id: int) -> str:
         """The text that one special token has in a rendering."""

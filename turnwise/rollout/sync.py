@@ -13,6 +13,7 @@ from turnwise.generate.base import ContextOverflowError, Generator, Sampling, Se
 from turnwise.rollout.agents import Agent
 from turnwise.rollout.context import ContextManager
 from turnwise.rollout.env_state import EnvStateManager
+from turnwise.rollout.loop import EventLoop
 from turnwise.rollout.outputs import EnvOutput, LmInput, LmOutput
 from turnwise.rollout.plan import EnvFactory
 from turnwise.rollout.proxy import repair_groups, sampling_for
@@ -52,7 +53,7 @@ class SessionEngine:
 
     def __init__(self, generator: Generator) -> None:
         self._generator = generator
-        self._runner = asyncio.Runner()
+        self._loop = EventLoop()
 
     @property
     def max_context(self) -> int:
@@ -63,14 +64,14 @@ class SessionEngine:
             jobs = (self._generator.generate(r.session, r.new_ids, r.sampling) for r in requests)
             return await asyncio.gather(*jobs)
 
-        return self._runner.run(run())
+        return self._loop.run(run())
 
     def release(self, sessions: Sequence[Session]) -> None:
         async def run() -> None:
             for session in sessions:
                 await self._generator.release(session)
 
-        self._runner.run(run())
+        self._loop.run(run())
 
 
 class SyncMultiTurnRollout:

@@ -403,7 +403,12 @@ class BlockEngine:
 
         self._switched(capture, view)
         self._load(saved)
-        return graph.replay
+
+        def replay(kept: tuple[object, ...] = (step, view)) -> None:
+            # A graph knows addresses only: what it reads must live as long as it does.
+            graph.replay()
+
+        return replay
 
     def _save(self) -> list[Tensor]:
         state = self.state

@@ -36,7 +36,7 @@ def _attend(
     inside = valid[:, None] & (d < D)[None, :]
     q = tl.load(Q + at[:, None] * sq_n + (head * G + group)[:, None] * sq_h + d[None, :], mask=inside, other=0.0)
     position = first + token
-    end = first + count
+    end = tl.where(count > 0, first + count, 0)  # a slot at rest costs nothing
     start = 0
     if HAS_WINDOW:
         start = tl.maximum(0, first - window + 1) // BN * BN
@@ -69,7 +69,7 @@ def _attend(
             out = out * fade[:, None] + tl.dot(p.to(v.dtype), v)
         total = total * fade + tl.sum(p, 1)
         best = new_best
-    out = out / tl.maximum(total, 1e-30)[:, None]
+    out = tl.where(valid[:, None], out / tl.maximum(total, 1e-30)[:, None], 0.0)
     # Padding tokens get zeros, so that nothing undefined flows through the layers above.
     written = ((token < BT) & (group < G))[:, None] & (d < D)[None, :]
     where = OUT + at[:, None] * so_n + (head * G + group)[:, None] * so_h + d[None, :]
