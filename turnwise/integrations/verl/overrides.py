@@ -1,0 +1,60 @@
+"""`python -m turnwise.integrations.verl.overrides CONFIG`: the Hydra overrides that run a config of ours with verl's
+own command. One per line, ready for `xargs`:
+
+    export VERL_USE_EXTERNAL_MODULES=turnwise.integrations.verl.plugin,turnwise.integrations.verl.trainer
+    python -m turnwise.integrations.verl.overrides my.yaml --gpus 8 | xargs -d '\\n' python -m verl.trainer.main_ppo
+"""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from turnwise.cli.args import split_source
+from turnwise.config.load import load_config, show_config
+from turnwise.integrations.verl.cluster import find_placement
+from turnwise.integrations.verl.resolve import check_envs, place_model
+from turnwise.integrations.verl.sections import Payload
+from turnwise.integrations.verl.settings import to_overrides, verl_settings
+
+
+def main(words: Sequence[str]) -> list[str]:
+    """The overrides. `--nodes` and `--gpus` say where; every other word is a config, a recipe or an override of ours.
+
+    The resolved config, and the embedded model where none is given, are stored in the run directory that log.dir and
+    log.name name.
+    """
+    given, rest = _placement_words(words)
+    source, ours = split_source(rest)
+    config = load_config(source or "default", [*ours, "backend=verl"])
+    config, _ = check_envs(config, Payload())
+    placement = find_placement(device=config.train.device, nodes=given.get("nodes", 1), gpus=given.get("gpus"))
+    folder = (Path(config.log.dir) / (config.log.name or "verl")).resolve()
+    folder.mkdir(parents=True, exist_ok=True)
+    model_path, tokenizer_path = place_model(config, folder)
+    (folder / "config.yaml").write_text(show_config(config), encoding="utf-8")
+    settings = verl_settings(
+        config, placement=placement, model_path=model_path, tokenizer_path=tokenizer_path, run_dir=str(folder)
+    )
+    settings["turnwise.config"] = str(folder / "config.yaml")
+    if placement.device == "cpu":
+        settings |= {"ray_kwargs.ray_init.num_cpus": 16, "ray_kwargs.ray_init.num_gpus": placement.ranks}
+    return to_overrides(settings)
+
+
+def _placement_words(words: Sequence[str]) -> tuple[dict[str, int], list[str]]:
+    found: dict[str, int] = {}
+    rest: list[str] = []
+    queue = list(words)
+    while queue:
+        word = queue.pop(0)
+        if word in ("--nodes", "--gpus"):
+            if not queue or not queue[0].isdigit():
+                raise SystemExit(f"{word} needs a number")
+            found[word.removeprefix("--")] = int(queue.pop(0))
+        else:
+            rest.append(word)
+    return found, rest
+
+
+if __name__ == "__main__":
+    print("\n".join(main(sys.argv[1:])))

@@ -1,0 +1,414 @@
+"""AgentTrainer: verl's synchronous PPO trainer with our generation step and our credit assignment.
+
+Of verl's step (sample, balance, old log-probs, reference, values, advantages, critic, actor) three parts are replaced:
+what is generated (agent loops, or SyncMultiTurnRollout), which rows go on (failures, group filters), and advantages.
+"""
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import ray
+import torch
+import transfer_queue as tq
+from omegaconf import open_dict
+from tensordict import TensorDict
+from verl import DataProto
+from verl.trainer.ppo.v1 import AgentLoopManagerTQ
+from verl.trainer.ppo.v1.trainer_base import register_trainer
+from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
+from verl.workers.utils.padding import response_from_nested
+
+from turnwise.algos.algorithm import build_algorithm
+from turnwise.algos.estimators import compute_advantages
+from turnwise.algos.filters import filter_groups
+from turnwise.algos.kl import MAX_LOG_RATIO, kl_rewards
+from turnwise.integrations.verl import lockstep, plugin  # noqa: F401 - the plugin registers on import
+from turnwise.integrations.verl.convert import batch_to_dataproto
+from turnwise.integrations.verl.pools import check_pool, check_roles
+from turnwise.integrations.verl.queue import Rows, drop_places, read_rows, take_failures, write_tokens
+from turnwise.integrations.verl.records import Recorder
+from turnwise.integrations.verl.resolve import resolve
+from turnwise.integrations.verl.settings import MODE
+from turnwise.integrations.verl.watch import Watchdog, WorkerDiedError
+from turnwise.rollout.agents import Agent
+from turnwise.rollout.plan import EnvFactory
+from turnwise.rollout.proxy import RolloutError
+from turnwise.train.update import Gap, TrainingError
+
+logger = logging.getLogger(__name__)
+POLL_SECONDS = 0.1
+MAX_REFILLS = 3
+"""A step plays at most so many times its groups anew, before a failing environment is taken to be broken."""
+RewardFn = Callable[[DataProto], torch.Tensor]
+
+
+@register_trainer(MODE)
+class AgentTrainer(PPOTrainerSync):
+    """Multi-turn PPO on verl.
+
+    Args:
+        config: verl's whole config with a section `turnwise`; or a Config, a ConfigStore or settings in any spelling
+            that `load_config` takes, from which verl's config is made.
+        tokenizer: used by every worker in place of the model's own. None: the model's.
+        role_worker_mapping: Ray worker classes by verl's Role, in place of verl's own.
+        resource_pool_manager: verl's ResourcePoolManager, in place of one pool over all devices.
+        agent_cls: what stands between an environment and the model, in place of the one that `rollout.agent` names.
+        processor: for multimodal models; must be None.
+        reward_fn: takes a DataProto of sampled rows and returns their rewards, [B] or [B, response length]; these
+            replace the environment's.
+        factories: environments by tag that no registered name stands for.
+        train_dataset, val_dataset: in place of verl's data.custom_cls; see CustomEnvironmentDataset.
+        recorder: writes the run directory. None: nothing is written.
+    """
+
+    def __init__(
+        self,
+        config: Any,
+        tokenizer: Any = None,
+        role_worker_mapping: Mapping[Any, Any] | None = None,
+        resource_pool_manager: Any = None,
+        agent_cls: type[Agent] | None = None,
+        processor: Any = None,
+        reward_fn: RewardFn | None = None,
+        *,
+        factories: Mapping[str, EnvFactory] | None = None,
+        train_dataset: Any = None,
+        val_dataset: Any = None,
+        recorder: Recorder | None = None,
+    ) -> None:
+        if processor is not None:
+            raise ValueError("AgentTrainer reads text only: processor must be None")
+        verl_config, ours, recorder = resolve(
+            config, tokenizer=tokenizer, agent_cls=agent_cls, factories=factories or {}, recorder=recorder
+        )
+        with open_dict(verl_config):
+            verl_config.trainer.v1.trainer_mode = "sync"  # verl picks the on-policy replay buffer by this name
+        super().__init__(verl_config)
+        self.ours = ours
+        self.algorithm = build_algorithm(ours.algo)
+        self.recorder = recorder
+        self.multi_turn_rollout: Any = None
+        self._roles, self._pools = role_worker_mapping, resource_pool_manager
+        self._reward_fn = reward_fn
+        self._datasets = (train_dataset, val_dataset)
+        self._owns_queue = False
+        self._watchdog: Watchdog | None = None
+        self._failures: list[dict[str, str]] = []
+        self._refilled = 0
+        self._idle = False
+        self._idle_steps = 0
+        self.replay_buffer.poll_interval = POLL_SECONDS
+        self._wait_for_poll = self.replay_buffer._wait_for_next_poll
+        self.replay_buffer._wait_for_next_poll = self._poll
+
+    # ---- starting ----
+
+    def init_workers(self) -> None:
+        """Starts Ray and the TransferQueue where they are not running, then verl's workers and our rollout."""
+        from turnwise.integrations.verl.cluster import Placement, start_ray
+
+        trainer = self.config.trainer
+        start_ray(Placement(nodes=trainer.nnodes, gpus=trainer.n_gpus_per_node, device=trainer.device))
+        tq.init(self.config.transfer_queue)
+        self._owns_queue = True
+        self.init()
+        self.agent_loop_manager = AgentLoopManagerTQ.create(
+            config=self.config,
+            llm_client=self.get_llm_client(),
+            teacher_client=self.get_teacher_client(),
+            reward_loop_worker_handles=self.get_reward_handles(),
+        )
+
+    def _init_resource_pool_mgr(self) -> None:
+        super()._init_resource_pool_mgr()
+        if self._roles is not None:
+            check_roles(self._roles, self.role_worker_mapping)
+            self.role_worker_mapping.update(self._roles)
+        if self._pools is not None:
+            check_pool(self._pools, self.mapping)
+            self.resource_pool_manager = self._pools
+
+    def _init_dataloader(self) -> None:
+        super()._init_dataloader()
+        from turnwise.integrations.verl.custom import replace_loaders
+
+        replace_loaders(self, *self._datasets)
+
+    # ---- the loop ----
+
+    def fit(self, agent_loop_manager: Any = None) -> None:
+        """Trains to the last step.
+
+        Raises:
+            WorkerDiedError: a process of the run is gone.
+            TrainingError: training cannot go on.
+            RolloutError: no episode can be played.
+        """
+        manager = agent_loop_manager or getattr(self, "agent_loop_manager", None)
+        if manager is None:
+            raise ValueError("fit needs workers: call init_workers() first")
+        if lockstep.wanted(self.config):
+            self.multi_turn_rollout = lockstep.open_rollout(self)
+        self._watchdog = Watchdog(self._actors(manager), where=lambda: f"step {self.global_steps}")
+        self._watchdog.start()
+        try:
+            super().fit(manager)
+        except KeyboardInterrupt:
+            if not self._watchdog.interrupted:
+                raise
+            raise WorkerDiedError(self._watchdog.error) from None
+        except ray.exceptions.RayActorError as error:
+            found = self._watchdog.look() or f"a worker died in step {self.global_steps}: {error}"
+            raise WorkerDiedError(found) from error
+        finally:
+            self._watchdog.stop()
+            if self.multi_turn_rollout is not None:
+                self.multi_turn_rollout.close()
+            if self._owns_queue:
+                tq.close()
+                self._owns_queue = False
+
+    def _actors(self, manager: Any) -> dict[str, Any]:
+        """Everybody whose death would leave the driver waiting."""
+        found = {f"training worker {rank}": worker for rank, worker in enumerate(self.actor_rollout_wg.workers)}
+        found |= {f"rollout server {n}": server for n, server in enumerate(self.llm_server_manager.server_handles)}
+        found |= {f"agent loop worker {n}": worker for n, worker in enumerate(manager.agent_loop_workers)}
+        return found
+
+    def _poll(self, partition_id: str, last_debug_time: float) -> float:
+        if self._watchdog is not None:
+            self._watchdog.check()
+        return self._wait_for_poll(partition_id, last_debug_time)
+
+    def on_step_begin(self) -> None:
+        self._refilled = 0
+        self._failures = []
+        self._idle = False
+
+    # ---- generation ----
+
+    def _generate_multi_turn_sequences(self, gen_batch: DataProto) -> DataProto:
+        """Plays the step's episodes in lockstep; the rows to train on, as verl takes them.
+
+        Args:
+            gen_batch: one row per group, in the order of the step's groups; `meta_info["step"]` counts from 0.
+        """
+        if self.multi_turn_rollout is None:
+            self.multi_turn_rollout = lockstep.open_rollout(self)
+        return lockstep.generate(self, gen_batch)
+
+    def _submit_batch_to_rollout(self, batch: TensorDict) -> int:
+        if not lockstep.wanted(self.config):
+            return super()._submit_batch_to_rollout(batch)
+        return lockstep.submit(self, batch)
+
+    def _add_prompts_to_generate(self, num_prompts: int) -> int:
+        """Refills groups of which no member could be played. A broken environment must not refill for ever."""
+        self._failures += take_failures()
+        self._refilled += num_prompts
+        if self._refilled > MAX_REFILLS * self.config.data.train_batch_size:
+            raise RolloutError(
+                f"step {self.global_steps}: {self._refilled} groups failed whole, {MAX_REFILLS} times as many as a "
+                f"step has; {self._first_failure()}"
+            )
+        return super()._add_prompts_to_generate(num_prompts)
+
+    def _first_failure(self) -> str:
+        if not self._failures:
+            return "see the log of the agent loop workers"
+        first = self._failures[0]
+        return f"first error: {first['status']}: {first['error']}"
+
+    # ---- which rows go on ----
+
+    def _balance_batch(self, batch: Any, metrics: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
+        self._failures += take_failures()
+        rows = read_rows(batch)
+        metrics |= self._count(rows)
+        batch = drop_places(batch, self._broken(rows))
+        if not batch.keys:
+            raise RolloutError(f"step {self.global_steps}: no group is whole enough to use; {self._first_failure()}")
+        if self._reward_fn is not None:
+            self._apply_reward_fn(batch)
+        rows = read_rows(batch)
+        kept, found = filter_groups(rows.batch, self.algorithm)
+        metrics |= found
+        if kept.numel():
+            chosen = {rows.places[row] for row in kept.tolist()}
+            batch = drop_places(batch, set(rows.places) - chosen)
+        else:
+            self._idle = True  # no group has anything to say; verl's step needs rows, so they stay and count nothing
+        return super()._balance_batch(batch, metrics, *args, **kwargs)
+
+    def _broken(self, rows: Rows) -> set[int]:
+        """Places of rows whose group lost too many members, by rollout.on_failure and rollout.min_group_size."""
+        rollout = self.ours.rollout
+        smallest = min(rollout.min_group_size, rollout.train.group_size)
+        sizes = Counter(info["group"] for info in rows.members)
+        broken = {group for group, size in sizes.items() if size < smallest}
+        if rollout.on_failure == "drop_group":
+            broken |= {group for group, size in sizes.items() if size < rollout.train.group_size}
+        return {place for place, info in zip(rows.places, rows.infos, strict=True) if info["group"] in broken}
+
+    def _count(self, rows: Rows) -> dict[str, float]:
+        members = rows.members
+        statuses = Counter(failure["status"] for failure in self._failures)
+        successes = [info["success"] for info in members if info["success"] is not None]
+        metrics = {
+            "rollout/episodes": float(len(members)),
+            "rollout/failures": float(sum(statuses.values())),
+            "rollout/retries": float(sum(info["attempts"] - 1 for info in members)),
+            "rollout/refilled_groups": float(self._refilled),
+            "rollout/reward": sum(info["reward"] for info in members) / len(members),
+            "rollout/turns": sum(info["turns"] for info in members) / len(members),
+            "rollout/contexts": len(rows.infos) / len(members),
+        }
+        metrics |= {f"rollout/failures/{status}": float(count) for status, count in statuses.items()}
+        if successes:
+            metrics["rollout/success"] = sum(successes) / len(successes)
+        return metrics
+
+    def _apply_reward_fn(self, batch: Any) -> None:
+        assert self._reward_fn is not None
+        rows = read_rows(batch)
+        data = batch_to_dataproto(rows.batch, pad_id=self.tokenizer.pad_token_id)
+        extra = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=["index", "split"])
+        for name in ("index", "split"):
+            values = extra[name].tolist()
+            data.non_tensor_batch[name] = _objects([values[place] for place in rows.places])
+        rewards = torch.as_tensor(self._reward_fn(data), dtype=torch.float32)
+        tokens = torch.zeros_like(rows.batch.rewards)
+        mask = rows.batch.response_mask
+        if rewards.dim() == 1:
+            last = mask.shape[1] - 1 - mask.int().flip(-1).argmax(-1)
+            tokens[torch.arange(len(last)), last] = rewards
+        else:
+            for row, (kept, values) in enumerate(zip(mask, rewards, strict=True)):
+                start = int(kept.int().argmax())
+                width = int(rows.batch.lengths[row]) - start
+                tokens[row, start : start + width] = values[:width]
+            tokens = torch.where(mask, tokens, 0.0)
+        write_tokens(batch, rows, {"rewards": tokens}, lengths=[tag["response_len"] for tag in batch.tags])
+
+    # ---- credit ----
+
+    def _compute_values(self, batch: Any, metrics: dict[str, Any]) -> Any:
+        """The critic's values of the responses, and of the state after each row, for truncated ones."""
+        batch.extra_info.update(
+            {"compute_loss": False, "temperature": self.config.actor_rollout_ref.rollout.temperature}
+        )
+        ray.get(self.critic_wg.infer_batch(batch).futures)
+        data = tq.kv_batch_get(
+            keys=batch.keys, partition_id=batch.partition_id, select_fields=["values", "response_mask"]
+        )
+        whole = data["values"]
+        last = torch.stack([row[-1] for row in whole.unbind()]).float()
+        fields = {"values": response_from_nested(whole, data["response_mask"]), "bootstrap": last}
+        tq.kv_batch_put(
+            keys=batch.keys, partition_id=batch.partition_id, fields=TensorDict(fields, batch_size=[len(batch)])
+        )
+        return batch
+
+    def _compute_advantage(self, batch: Any, metrics: dict[str, Any]) -> Any:
+        """Credit by our estimators, with the critic's values where there is one."""
+        rows = read_rows(batch, fields=["old_log_probs", "ref_log_prob", "values", "bootstrap"])
+        ours = rows.batch
+        self._check_rows(rows)
+        penalty = None
+        if self.algorithm.kl_in == "reward" and ours.ref_logprobs is not None:
+            penalty, kl = kl_rewards(ours, coef=self.algorithm.kl_coef, form=self.algorithm.kl_form)
+            metrics["train/kl_ref"] = kl
+        ours, found = compute_advantages(ours, self.algorithm, token_rewards=penalty)
+        metrics |= {f"train/{name}": value for name, value in found.items()} | self._gap(ours)
+        self._idle = self._idle or not bool(ours.advantages[ours.loss_mask].any())
+        metrics["train/idle"] = float(self._idle)
+        metrics["train/values_seen"] = float(ours.values is not None and bool(ours.values.any()))
+        self._note_idle()
+        tensors = {"advantages": self._scaled(ours.advantages, rows, total=len(batch)), "returns": ours.returns}
+        self.recorder.step(self.global_steps - 1, rows, ours)
+        if self.algorithm.tis_cap is not None:
+            ratio = (ours.old_logprobs - ours.logprobs).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
+            self._write_correction(batch, rows, ratio.clamp(max=self.algorithm.tis_cap))
+        return write_tokens(batch, rows, tensors, lengths=[tag["response_len"] for tag in batch.tags])
+
+    def _scaled(self, advantages: torch.Tensor, rows: Rows, *, total: int) -> torch.Tensor:
+        """verl divides by all rows under a mean over rows, its padding included: advantages make up for it."""
+        if self._idle:
+            return torch.zeros_like(advantages)
+        if self.algorithm.reduction == "token_mean":
+            return advantages
+        return advantages * (total / len(rows.places))
+
+    def _check_rows(self, rows: Rows) -> None:
+        if len(rows.members) == len(rows.infos) or self.algorithm.reduction in ("token_mean", "sequence_mean"):
+            return
+        raise TrainingError(
+            f"step {self.global_steps}: {len(rows.members)} episodes became {len(rows.infos)} rows (the chat template "
+            f"rewrites history), and verl cannot reduce by {self.algorithm.reduction}; set algo.reduction: token_mean"
+        )
+
+    def _gap(self, ours: Any) -> dict[str, float]:
+        """How far the trainer's log-probs lie from the engine's. Beyond train.max_gap, training stops."""
+        if ours.old_logprobs is None:
+            return {}
+        gap = Gap.of((ours.old_logprobs - ours.logprobs)[ours.loss_mask].abs())
+        gap.check(self.ours.train.max_gap, step=self.global_steps)
+        return {"train/gap_mean": gap.mean, "train/gap_max": gap.max}
+
+    def _write_correction(self, batch: Any, rows: Rows, ratio: torch.Tensor) -> None:
+        lengths = [tag["response_len"] for tag in batch.tags]
+        found = [torch.ones(length) for length in lengths]
+        for row, place in enumerate(rows.places):
+            start = int(rows.batch.response_mask[row].int().argmax())
+            found[place] = torch.where(rows.batch.response_mask[row], ratio[row], 1.0)[start : start + lengths[place]]
+        field = torch.nested.as_nested_tensor(found, layout=torch.jagged)
+        fields = TensorDict({"rollout_is_weights": field}, batch_size=[len(batch)])
+        tq.kv_batch_put(keys=batch.keys, partition_id=batch.partition_id, fields=fields)
+
+    def _note_idle(self) -> None:
+        self._idle_steps = self._idle_steps + 1 if self._idle else 0
+        if self._idle_steps >= self.ours.train.max_idle_steps:
+            raise TrainingError(
+                f"step {self.global_steps}: no group differed in reward for {self._idle_steps} steps in a row "
+                "(train.max_idle_steps), so there is nothing to learn; make the task easier or groups larger"
+            )
+
+    def _update_critic(self, batch: Any, metrics: dict[str, Any]) -> Any:
+        return batch if self._idle else super()._update_critic(batch, metrics)
+
+    def _update_actor(self, batch: Any, metrics: dict[str, Any]) -> Any:
+        return batch if self._idle else super()._update_actor(batch, metrics)
+
+    # ---- validation and records ----
+
+    def _validate(self) -> dict[str, float]:
+        """Plays the held-out tasks through the same agent loops, turn by turn."""
+        try:
+            metrics = super()._validate()
+        except Exception as error:
+            failures = take_failures()
+            if not failures:
+                raise
+            first = f"{failures[0]['status']}: {failures[0]['error']}"
+            raise RolloutError(f"validation failed ({len(failures)} episodes); first error: {first}") from error
+        metrics["eval/failures"] = float(len(take_failures()))
+        for name, value in list(metrics.items()):
+            _, _, kind = name.partition("/val/")
+            if kind.startswith(("reward/mean@", "success/mean@", "turns/mean@")):
+                metrics[f"eval/{kind.partition('/')[0]}"] = float(value)
+        self.recorder.metrics(self.global_steps, metrics)
+        return metrics
+
+    def _compute_metrics(self, batch: Any, metrics: dict[str, Any], *args: Any, **kwargs: Any) -> None:
+        super()._compute_metrics(batch, metrics, *args, **kwargs)
+        self.recorder.metrics(self.global_steps - 1, metrics)
+
+
+def _objects(values: list[Any]) -> Any:
+    import numpy as np
+
+    found = np.empty(len(values), dtype=object)
+    found[:] = values
+    return found

@@ -1,0 +1,89 @@
+"""Notices when a worker of a run dies, so that nobody waits for it."""
+
+import _thread
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+INTERVAL = 2.0
+"""Seconds between two looks."""
+GRACE = 20.0
+"""Seconds that verl has to raise on its own, after a worker was found dead, before the driver is interrupted."""
+
+
+class WorkerDiedError(RuntimeError):
+    """A process of the run is gone. The message names it; the last checkpoint is intact."""
+
+
+class Watchdog:
+    """Asks every actor whether it is there, from a thread of its own.
+
+    A dead actor answers at once, with an error; a busy one answers when it has time, so its question is left standing.
+    `check` raises for whoever polls; a driver that waits inside a call is interrupted after `GRACE`.
+    """
+
+    def __init__(self, actors: Mapping[str, Any], *, where: Callable[[], str]) -> None:
+        self._actors = dict(actors)
+        self._where = where
+        self._asked: dict[str, Any] = {}
+        self._error: str | None = None
+        self._found = 0.0
+        self._interrupted = False
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True, name="turnwise-watchdog")
+
+    @property
+    def error(self) -> str | None:
+        """What was found, None where all live."""
+        return self._error
+
+    @property
+    def interrupted(self) -> bool:
+        """True where the driver was interrupted by this watchdog."""
+        return self._interrupted
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stop.set()
+
+    def check(self) -> None:
+        """Raises WorkerDiedError where a worker is known to be dead."""
+        if self._error is not None:
+            raise WorkerDiedError(self._error)
+
+    def look(self) -> str | None:
+        """One look at every actor: what is wrong, or None."""
+        import ray
+
+        for name, actor in self._actors.items():
+            asked = self._asked.get(name)
+            if asked is None:
+                asked = self._asked[name] = actor.__ray_ready__.remote()
+            done, _ = ray.wait([asked], timeout=0)
+            if not done:
+                continue
+            del self._asked[name]
+            try:
+                ray.get(asked)
+            except ray.exceptions.RayActorError as error:
+                reason = str(error).strip().splitlines()[0]
+                return (
+                    f"{name} died in {self._where()}: {reason} Nothing after the last checkpoint is kept; look into "
+                    "the log of that worker (memory is the usual cause), then resume"
+                )
+        return None
+
+    def _run(self) -> None:
+        while not self._stop.wait(INTERVAL):
+            if self._error is None:
+                with contextlib.suppress(Exception):  # Ray is being shut down: the driver hears of it by itself
+                    self._error = self.look()
+                self._found = time.monotonic()
+            elif time.monotonic() - self._found > GRACE:
+                self._interrupted = True
+                _thread.interrupt_main()
+                return
