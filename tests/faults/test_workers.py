@@ -73,7 +73,8 @@ def test_faults_at_random_moments_change_nothing_but_attempts(tmp_path: Path) ->
 def test_a_thousand_episodes_with_ten_percent_faults(tmp_path: Path) -> None:
     clean = play(share=0.0, marks=None, groups=125, size=8)
     faulty = play(share=0.1, marks=tmp_path, groups=125, size=8)
-    assert len({e.id for e in faulty.episodes}) == len(faulty.episodes) == 600
+    assert len({e.id for e in faulty.episodes}) == len(faulty.episodes) == 1000
+    assert faulty.dropped == ()
     assert len(list(tmp_path.iterdir())) > 60
     assert fingerprint(faulty) == fingerprint(clean)
 

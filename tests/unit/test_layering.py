@@ -22,6 +22,8 @@ ALLOWED: dict[str, set[str]] = {
     "inspector": {"types", "config", "log"},
     "cli": {"types", "seeding", "config", "envs", "generate", "rollout", "data", "algos", "train", "log", "inspector"},
 }
+ALLOWED["serve"] = ALLOWED["rollout"] | {"rollout"}
+ALLOWED["cli"].add("serve")
 ALLOWED["testing"] = ALLOWED["train"] | {"train"}
 ALLOWED["integrations"] = ALLOWED["train"] | {"train", "testing"}
 ALLOWED["trainers"] = {"cli", "config", "train", "integrations"}

@@ -19,6 +19,7 @@ COMMANDS = {
     "replay": "turnwise.cli.replay",
     "envs": "turnwise.cli.envs",
     "check-env": "turnwise.cli.check_env",
+    "serve-env": "turnwise.cli.serve_env",
     "config": "turnwise.cli.config",
     "inspect": "turnwise.cli.inspect",
     "doctor": "turnwise.cli.doctor",

@@ -174,6 +174,8 @@ class RolloutConfig(Section):
     """Seconds for a step."""
     generate_timeout: float = Field(default=600.0, gt=0.0)
     """Seconds for one reply of the model."""
+    worker_envs: int | None = Field(default=None, ge=1)
+    """Environments that one worker process holds at once; further episodes wait. None: 64, or all in lockstep."""
     worker_memory_mb: int | None = Field(default=None, ge=64)
     """Memory limit of one worker process."""
     retries: int = Field(default=1, ge=0)

@@ -11,6 +11,10 @@ class EnvError(RuntimeError):
     """An environment broke its contract. The episode ends as `env_error`."""
 
 
+class EnvTimeoutError(EnvError):
+    """The environment did not answer in time. The episode ends as `env_timeout`."""
+
+
 @runtime_checkable
 class Env(Protocol):
     """The one protocol that rollouts speak. `turnwise.envs.adapt.as_env` makes any supported object into one."""

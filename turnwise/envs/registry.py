@@ -5,7 +5,7 @@ import importlib.util
 import inspect
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from functools import cache
 from importlib.metadata import entry_points
@@ -43,6 +43,10 @@ class EnvSpec:
     """The extra of turnwise that installs what it needs."""
     needs: tuple[str, ...] = ()
     """Modules that must be importable."""
+    door: str | None = None
+    """Where the row stands for many environments: the option that says which one, and that NAME:TEXT gives."""
+    given: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """Options that the name already says."""
 
     @property
     def missing(self) -> tuple[str, ...]:
@@ -100,6 +104,51 @@ _BUILT_IN: tuple[EnvSpec, ...] = (
         aliases=("MetaMathQA",),
         summary="Math questions with several tries; GSM8K, MetaMathQA or your own.",
     ),
+    EnvSpec(
+        name="gymnasium",
+        target="turnwise.integrations.gymnasium:GymnasiumEnv",
+        summary="Any Gymnasium environment with discrete actions, such as gymnasium:Taxi-v3.",
+        needs=("gymnasium",),
+        door="id",
+    ),
+    EnvSpec(
+        name="textarena",
+        target="turnwise.integrations.textarena:TextArenaEnv",
+        summary="Games of TextArena, such as textarena:Mastermind-v0; other seats play at random.",
+        extra="textarena",
+        needs=("textarena",),
+        door="id",
+    ),
+    EnvSpec(
+        name="reasoning_gym",
+        target="turnwise.integrations.reasoning_gym:ReasoningGymEnv",
+        summary="Puzzles of reasoning-gym, such as reasoning_gym:countdown.",
+        extra="reasoning-gym",
+        needs=("reasoning_gym",),
+        door="dataset",
+    ),
+    EnvSpec(
+        name="gem",
+        target="turnwise.integrations.gem:GemEnv",
+        summary="Environments of GEM, such as gem:game:Sudoku-v0-easy.",
+        extra="gem",
+        needs=("gem",),
+        door="id",
+    ),
+    EnvSpec(
+        name="openenv",
+        target="turnwise.integrations.openenv:OpenEnvEnv",
+        summary="An environment behind an OpenEnv server, such as openenv:http://host:8000.",
+        extra="openenv",
+        needs=("openenv",),
+        door="url",
+    ),
+    EnvSpec(
+        name="remote",
+        target="turnwise.envs.remote:RemoteEnv",
+        summary="An environment that `turnwise serve-env` serves, such as http://host:8765.",
+        door="url",
+    ),
 )
 
 _registered: dict[str, EnvSpec] = {}  # by normalised name: what `register` added in this process
@@ -142,13 +191,23 @@ def list_envs() -> tuple[EnvSpec, ...]:
 def find_env(name: str) -> EnvSpec:
     """The row for a name or alias (case, "_" and "-" do not matter), or one made up for module:Class.
 
+    NAME:TEXT names one of the many environments behind a door, and a url one that is served there.
+
     Example:
         >>> find_env("frozen-lakes")
         Traceback (most recent call last):
         turnwise.envs.registry.UnknownEnvError: no environment is called 'frozen-lakes'; did you mean frozen_lake?
     """
-    if ":" in name:
-        return EnvSpec(name=name, target=name)
+    if name.startswith(("http://", "https://")):
+        name = f"remote:{name}"
+    first, separator, rest = name.partition(":")
+    if separator:
+        doors = {_normal(spec.name): spec for spec in list_envs() if spec.door is not None}
+        spec = doors.get(_normal(first))
+        if spec is None:
+            return EnvSpec(name=name, target=name)
+        assert spec.door is not None
+        return replace(spec, name=f"{spec.name}:{rest}", given={spec.door: rest})
     table: dict[str, EnvSpec] = {}
     for spec in list_envs():
         for alias in spec.aliases:
@@ -178,7 +237,12 @@ def make(name: str, options: Mapping[str, Any] | None = None) -> object:
             f"environment {spec.name!r} needs {', '.join(spec.missing)}, not installed; run: pip install '{extra}'"
         )
     factory = _load(spec.target) if isinstance(spec.target, str) else spec.target
-    options = dict(options or {})
+    options = {**spec.given, **(options or {})}
+    if spec.door is not None and spec.door not in options:
+        raise ValueError(
+            f"environment {spec.name!r} stands for many: say which one with the option {spec.door!r}, or as "
+            f"{spec.name}:..., where ... is its {spec.door}"
+        )
     _check_options(spec.name, factory, options)
     return factory(**options)
 
@@ -194,11 +258,15 @@ def make_env(config: EnvConfig, *, max_turn: int | None = None) -> Env:
         'bandit/train/3'
     """
     from turnwise.envs.adapt import as_env
+    from turnwise.envs.remote import RemoteEnv, refuse_local_settings
 
     if config.max_turn is None and max_turn is not None:
         config = config.model_copy(update={"max_turn": max_turn})
     name = config.name if ":" in config.name else find_env(config.name).name
-    return as_env(make(config.name, config.options), config=config, name=name)
+    made = make(config.name, config.options)
+    if isinstance(made, RemoteEnv):
+        refuse_local_settings(config)
+    return as_env(made, config=config, name=name)
 
 
 def _normal(name: str) -> str:

@@ -16,7 +16,7 @@ from typing import Any
 from turnwise.config.schema import EnvConfig
 from turnwise.envs.base import Env
 from turnwise.envs.registry import make_env
-from turnwise.rollout.wire import decode, encode, observation_to_json, result_to_json
+from turnwise.envs.wire import decode, encode, observation_to_json, result_to_json
 from turnwise.types import Json, Message, Task
 
 _HEADER = struct.Struct("!I")

@@ -1,36 +1,36 @@
 """Where environments run: inline, in threads, or in worker processes that can be killed."""
 
 import asyncio
-import contextlib
 import itertools
 import logging
-import os
-import socket
-import subprocess
-import sys
+import threading
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from random import Random
 from typing import Protocol, TypeVar
 
 from turnwise.config.schema import EnvConfig, RolloutConfig
-from turnwise.envs.base import Env, EnvError
+from turnwise.envs.adapt import TextTurns
+from turnwise.envs.base import Env, EnvError, EnvTimeoutError
 from turnwise.envs.registry import make_env
+from turnwise.envs.remote import RemoteEnv
 from turnwise.rollout.plan import EnvFactory
-from turnwise.rollout.wire import decode, encode, observation_from_json, result_from_json
-from turnwise.rollout.worker import receive_frame, send_frame
-from turnwise.types import Json, Message, Observation, StepResult, Task
+from turnwise.rollout.processes import ProcessPool, WorkerLostError
+from turnwise.types import Message, Observation, StepResult, Task
 
+__all__ = [
+    "EnvHandle",
+    "EnvPool",
+    "EnvTimeoutError",
+    "LocalPool",
+    "ProcessPool",
+    "WorkerLostError",
+    "measure_step_seconds",
+    "open_pool",
+]
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
-
-
-class EnvTimeoutError(EnvError):
-    """The environment did not answer in time. The episode ends as `env_timeout`."""
-
-
-class WorkerLostError(EnvError):
-    """The worker process died, or was killed because another environment in it hung: not this episode's fault."""
 
 
 class EnvHandle(Protocol):
@@ -46,37 +46,51 @@ class EnvPool(Protocol):
     """Opens environments and owns what they run in."""
 
     def open(self, tag: str) -> EnvHandle: ...
+    def expect_together(self, count: int) -> None:
+        """Says that `count` environments will be open at once, none of them waiting for another's end."""
+        ...
+
     async def close(self) -> None: ...
 
 
 class _LocalHandle:
     """An environment in this process. `call` decides whether its methods run inline or in a thread."""
 
-    def __init__(self, factory: EnvFactory, pool: "LocalPool") -> None:
-        self._factory = factory
+    def __init__(self, tag: str, pool: "LocalPool") -> None:
+        self._tag = tag
         self._pool = pool
         self._env: Env | None = None
+        self._sound = True
 
     async def reset(self, task: Task, noise_seed: int) -> Observation:
         def run() -> Observation:
             if self._env is None:
-                self._env = self._factory()
+                self._env = self._pool.take(self._tag)
             return self._env.reset(task, noise_seed)
 
-        return await self._pool.call(run, self._pool.config.reset_timeout, "reset")
+        return await self._call(run, self._pool.config.reset_timeout, "reset")
 
     async def step(self, message: Message) -> StepResult:
         env = self._live()
-        return await self._pool.call(lambda: env.step(message), self._pool.config.step_timeout, "step")
+        return await self._call(lambda: env.step(message), self._pool.config.step_timeout, "step")
 
     async def finish(self) -> StepResult:
         env = self._live()
-        return await self._pool.call(env.finish, self._pool.config.step_timeout, "finish")
+        return await self._call(env.finish, self._pool.config.step_timeout, "finish")
 
     async def close(self) -> None:
         env, self._env = self._env, None
-        if env is not None:
+        if env is not None and self._sound:
+            self._pool.give_back(self._tag, env)
+        elif env is not None:
             await self._pool.call(env.close, self._pool.config.step_timeout, "close")
+
+    async def _call(self, function: Callable[[], T], limit: float, what: str) -> T:
+        try:
+            return await self._pool.call(function, limit, what)
+        except BaseException:
+            self._sound = False
+            raise
 
     def _live(self) -> Env:
         if self._env is None:
@@ -96,9 +110,22 @@ class LocalPool:
         self._factories = factories
         self._threads = threads
         self._executor = ThreadPoolExecutor(threads, "turnwise-env") if threads else None
+        self._idle: dict[str, list[Env]] = {}
 
     def open(self, tag: str) -> EnvHandle:
-        return _LocalHandle(self._factories[tag], self)
+        return _LocalHandle(tag, self)
+
+    def expect_together(self, count: int) -> None:
+        """Nothing to prepare: there is room for any number."""
+
+    def take(self, tag: str) -> Env:
+        """An environment that nobody uses, or a new one."""
+        idle = self._idle.get(tag)
+        return idle.pop() if idle else self._factories[tag]()
+
+    def give_back(self, tag: str, env: Env) -> None:
+        """Keeps an environment whose episode went well for the next one. One that failed is never used again."""
+        self._idle.setdefault(tag, []).append(env)
 
     async def call(self, function: Callable[[], T], limit: float, what: str) -> T:
         if self._executor is None:
@@ -120,6 +147,9 @@ class LocalPool:
             raise EnvTimeoutError(f"{what} took longer than {limit:g} s") from None
 
     async def close(self) -> None:
+        for env in itertools.chain.from_iterable(self._idle.values()):
+            env.close()
+        self._idle = {}
         if self._executor is not None:
             self._executor.shutdown(wait=False, cancel_futures=True)
 
@@ -129,149 +159,75 @@ def _set(future: "asyncio.Future[None]") -> None:
         future.set_result(None)
 
 
-class _Worker:
-    """One worker process. Requests are answered one at a time, in order."""
-
-    def __init__(self, memory_mb: int | None) -> None:
-        ours, theirs = socket.socketpair()
-        command = [sys.executable, "-m", "turnwise.rollout.worker", str(theirs.fileno()), str(memory_mb or 0)]
-        # Environments neither see our standard input nor write into our standard output.
-        self._process = subprocess.Popen(
-            command,
-            pass_fds=[theirs.fileno()],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-        )
-        theirs.close()
-        self._socket = ours
-        self._turn = asyncio.Lock()
-        self._reader = ThreadPoolExecutor(1, "turnwise-worker")
-        self.lost: str | None = None
-        self.num_open = 0
-
-    async def request(self, body: Mapping[str, Json], limit: float) -> Json:
-        async with self._turn:
-            if self.lost is not None:
-                raise WorkerLostError(self.lost)
-            loop = asyncio.get_running_loop()
-            data = encode(body)
-            answer = loop.run_in_executor(self._reader, self._exchange, data)
-            try:
-                received = await asyncio.wait_for(asyncio.shield(answer), limit)
-            except TimeoutError:
-                self.kill(f"its environment's {body['op']} took longer than {limit:g} s")
-                raise EnvTimeoutError(f"{body['op']} took longer than {limit:g} s; its worker was killed") from None
-            except asyncio.CancelledError:
-                self.kill("a request was cancelled")
-                raise
-            if received is None:
-                self.kill("it died")
-                raise EnvError(f"the worker process died during {body['op']} (exit {self._process.returncode})")
-            result = decode(received)
-            if "error" in result:
-                raise EnvError(result["error"])
-            return result["ok"]
-
-    def _exchange(self, data: bytes) -> bytes | None:
-        try:
-            send_frame(self._socket, data)
-        except OSError:
-            return None
-        return receive_frame(self._socket)
-
-    def kill(self, reason: str) -> None:
-        if self.lost is None:
-            self.lost = f"the worker process was lost: {reason}"
-        self._process.kill()
-        self._process.wait()
-        self._socket.close()
-        self._reader.shutdown(wait=False, cancel_futures=True)
-
-
-class _RemoteHandle:
-    def __init__(self, pool: "ProcessPool", worker: _Worker, handle_id: int, config: Mapping[str, Json]) -> None:
-        self._pool = pool
-        self._worker = worker
-        self._id = handle_id
-        self._config = config
-        self._opened = False
-        self._closed = False
-        worker.num_open += 1
-
-    async def reset(self, task: Task, noise_seed: int) -> Observation:
-        limit = self._pool.config.reset_timeout
-        if not self._opened:
-            self._opened = True
-            # A fresh worker imports packages first: a minute for that, whatever the environment's own limit.
-            await self._worker.request({"op": "open", "id": self._id, "config": self._config}, limit + 60.0)
-        body = {"op": "reset", "id": self._id, "task": task.to_json(), "noise_seed": noise_seed}
-        return observation_from_json(await self._worker.request(body, limit))
-
-    async def step(self, message: Message) -> StepResult:
-        body = {"op": "step", "id": self._id, "message": message.to_json()}
-        return result_from_json(await self._worker.request(body, self._pool.config.step_timeout))
-
-    async def finish(self) -> StepResult:
-        body = {"op": "finish", "id": self._id}
-        return result_from_json(await self._worker.request(body, self._pool.config.step_timeout))
-
-    async def close(self) -> None:
-        if self._closed:
-            return
-        self._closed = True
-        self._worker.num_open -= 1
-        if self._opened:
-            # An environment whose worker is gone is closed.
-            with contextlib.suppress(WorkerLostError):
-                await self._worker.request({"op": "close", "id": self._id}, self._pool.config.step_timeout)
-
-
-class ProcessPool:
-    """Environments in worker processes: an episode stays in its worker, a hung one is killed with its worker, and a
-    worker that died is replaced. Episodes that only shared the worker raise WorkerLostError and start again."""
-
-    def __init__(self, configs: Mapping[str, EnvConfig], config: RolloutConfig) -> None:
-        self.config = config
-        self._configs = {tag: env.model_dump(mode="json") for tag, env in configs.items()}
-        self._workers: list[_Worker] = []
-        self._ids = itertools.count()
-
-    def open(self, tag: str) -> EnvHandle:
-        self._workers = [worker for worker in self._workers if worker.lost is None]
-        idle = [worker for worker in self._workers if worker.num_open == 0]
-        if idle:
-            worker = idle[0]
-        elif len(self._workers) < self.config.num_workers:
-            worker = _Worker(self.config.worker_memory_mb)
-            self._workers.append(worker)
-        else:
-            worker = min(self._workers, key=lambda candidate: candidate.num_open)
-        return _RemoteHandle(self, worker, next(self._ids), self._configs[tag])
-
-    async def close(self) -> None:
-        for worker in self._workers:
-            if worker.lost is None:
-                worker.kill("the pool was closed")
-        self._workers = []
-
-
 CHEAP_STEP_SECONDS = 0.002
+MEASURED_STEPS = 5
 
 
 def measure_step_seconds(factory: EnvFactory) -> float:
-    """Seconds that a reset and a few steps take on average, measured on an environment of their own."""
+    """Seconds that a reset and a few steps take on average, measured on an environment of their own.
+
+    A first episode warms up, because imports and loaded files are paid once and not in every step.
+    """
     env = factory()
+    try:
+        return [_play_a_little(env, seed) for seed in range(2)][-1]
+    finally:
+        env.close()
+
+
+def _play_a_little(env: Env, seed: int) -> float:
+    rng = Random(seed)
     started = time.perf_counter()
+    env.reset(env.make_task(seed, "train"), 0)
     calls = 1
-    env.reset(env.make_task(0, "train"), 0)
-    for _ in range(3):
+    for _ in range(MEASURED_STEPS):
+        reply = env.random_reply(rng) if isinstance(env, TextTurns) else "nothing"
         calls += 1
-        if env.step(Message(role="assistant", content="")).done:
+        if env.step(Message(role="assistant", content=reply)).done:
             break
-    seconds = (time.perf_counter() - started) / calls
-    env.close()
-    return seconds
+    return (time.perf_counter() - started) / calls
+
+
+def _measure(factory: EnvFactory, *, limit: float) -> tuple[float, bool]:
+    """(seconds per call, whether the environment only talks to another machine). Infinite where it hangs."""
+    found: list[tuple[float, bool] | Exception] = []
+
+    def run() -> None:
+        try:
+            probe = factory()
+            probe.close()
+            found.append((measure_step_seconds(factory), isinstance(probe, RemoteEnv)))
+        except Exception as error:
+            found.append(error)
+
+    thread = threading.Thread(target=run, name="turnwise-measure", daemon=True)
+    thread.start()
+    thread.join(limit)
+    if not found:
+        return float("inf"), False
+    if isinstance(found[0], Exception):
+        raise found[0]
+    return found[0]
+
+
+def choose_isolation(factories: Mapping[str, EnvFactory], config: RolloutConfig, *, objects: bool) -> str:
+    """Where these environments should run, by measurement: inline where every one of them is cheap, else in worker
+    processes; in threads where they are objects, which cannot move, or wait for another machine."""
+    kind = "inline"
+    for tag, factory in factories.items():
+        try:
+            seconds, remote = _measure(factory, limit=config.reset_timeout + MEASURED_STEPS * config.step_timeout)
+        except Exception as error:  # an environment that fails here fails in its episode, where it is counted
+            logger.warning("could not measure %s: %s: %s", tag, type(error).__name__, error)
+            continue
+        cheap = seconds <= CHEAP_STEP_SECONDS
+        logger.info(
+            "environment %s takes %.2f ms a call, which is %s", tag, seconds * 1e3, "cheap" if cheap else "slow"
+        )
+        if not cheap and kind != "process":
+            kind = "thread" if objects or remote else "process"
+    logger.info("environments run in isolation: %s", kind)
+    return kind
 
 
 def open_pool(
@@ -291,16 +247,7 @@ def open_pool(
     local = {tag: given.get(tag) or _factory(env) for tag, env in configs.items()}
     kind = config.isolation
     if kind == "auto":
-        kind = "inline"
-        for tag, factory in local.items():
-            try:
-                seconds = measure_step_seconds(factory)
-            except Exception as error:  # an environment that fails here fails in its episode, where it is counted
-                logger.warning("could not measure %s: %s: %s", tag, type(error).__name__, error)
-                continue
-            if seconds > CHEAP_STEP_SECONDS:
-                kind = "thread" if given else "process"
-            logger.info("environment %s takes %.2f ms a call: %s", tag, seconds * 1e3, kind)
+        kind = choose_isolation(local, config, objects=bool(given))
     if kind == "process":
         return ProcessPool(configs, config)
     return LocalPool(local, config, threads=config.num_workers if kind == "thread" else 0)

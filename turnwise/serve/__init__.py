@@ -1,0 +1,1 @@
+"""Environments served over HTTP, for rollouts on other machines."""
