@@ -1,4 +1,4 @@
-"""From episodes to what TRL trains on: one row of ids per episode, and advantages per token where they are asked for."""
+"""From episodes to what TRL trains on: one row of ids per episode, and advantages per token if asked for."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

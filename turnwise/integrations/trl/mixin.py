@@ -298,15 +298,15 @@ class MultiTurnMixin:
             self._store.write(step, everyone, credit=credit, ledger=ledger, split=self._asked.split)
 
     def _trained_and_sampled(self, output: Any) -> Any:
-        masks = output["tool_mask"].bool().cpu()
+        masks = (output["tool_mask"] * output["completion_mask"]).bool().cpu()
         ids = output["completion_ids"].cpu()
         for index, row in enumerate(self._rows):
             sampled: list[int] = []
             for turn in row.episode.turns if not row.failed else ():
                 sampled = [*([] if turn.restart else sampled), *turn.completion.ids]
-            size = len(row.completion_ids)
-            trained = ids[index, :size][masks[index, :size]].tolist()
-            yield sampled, trained
+            trained = ids[index][masks[index]].tolist()
+            # mask_truncated_completions leaves whole rows out; those are not trained on.
+            yield (sampled if trained else []), trained
 
     def _credit_rows(self, output: Any) -> Any:
         advantages = output["advantages"].detach().cpu()
