@@ -74,6 +74,23 @@ def test_another_seed_is_another_run(finished: Path, tmp_path: Path) -> None:
     assert contents(other)["metrics.jsonl"] != contents(finished)["metrics.jsonl"]
 
 
+def test_running_reward_statistics_survive_a_resume(tmp_path: Path) -> None:
+    lake = {**LAKE, "shaping": {"normalize": "running", "turn_cost": -0.1}}
+    whole = train(quick(tmp_path / "a", env=lake), sinks=())
+    torn = train(quick(tmp_path / "b", env=lake), sinks=())
+    for path in list_checkpoints(torn.path / "checkpoints")[-2:]:
+        (path / "manifest.json").unlink()
+    train(resume=torn.path, sinks=())
+    assert contents(torn.path) == contents(whole.path)
+    state = json.loads((list_checkpoints(torn.path / "checkpoints")[-1] / "state.json").read_text())["state"]
+    assert state["reward_statistics"]["frozen_lake"]["count"] == 3 * 8
+
+
+def test_a_knob_that_turns_nothing_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"train\.compile"):
+        PPOTrainer(quick(tmp_path, train={"compile": True}))
+
+
 @pytest.mark.parametrize("back", [1, 3])
 def test_a_resumed_run_ends_like_one_never_stopped(finished: Path, tmp_path: Path, back: int) -> None:
     copy = tmp_path / "copy"

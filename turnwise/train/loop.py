@@ -11,6 +11,7 @@ import torch
 from turnwise.algos.estimators import compute_advantages
 from turnwise.algos.filters import filter_groups
 from turnwise.algos.kl import kl_rewards
+from turnwise.algos.normalize import RewardNormalizer
 from turnwise.data.batch import Batch, collate
 from turnwise.data.samples import episode_to_samples
 from turnwise.log.metrics import rollout_metrics, rollout_timings
@@ -46,7 +47,9 @@ class StepResult:
     """False where no group differed in reward: there was nothing to learn from."""
 
 
-def training_step(step: int, *, proxy: AgentProxy, learner: Learner, pad_id: int, exact: bool) -> StepResult:
+def training_step(
+    step: int, *, proxy: AgentProxy, learner: Learner, normalizer: RewardNormalizer, pad_id: int, exact: bool
+) -> StepResult:
     """Plays, assigns credit, updates.
 
     Args:
@@ -64,13 +67,15 @@ def training_step(step: int, *, proxy: AgentProxy, learner: Learner, pad_id: int
 
     with clock("batch"):  # 2. Episodes become samples and a batch; the ledger proves that no token changed on the way.
         samples = [sample for episode in rollout.episodes for sample in episode_to_samples(episode)]
+        tags = {episode.id: episode.tag for episode in rollout.episodes}
         batch = collate(samples, pad_id=pad_id)
         ledger = check_ledger(step, rollout.episodes, batch)
 
-    with clock("filter"):  # 3. Keep the groups that have something to say.
+    with clock("filter"):  # 3. Keep the groups that have something to say; normalise rewards where the config asks.
         rows, found = filter_groups(batch, learner.algorithm)
         metrics |= found
-        batch = batch.select(rows).to(learner.policy.precision.device)
+        batch = normalizer(batch.select(rows), [tags[samples[row].episode_id] for row in rows.tolist()])
+        batch = batch.to(learner.policy.precision.device)
 
     updated = batch.num_rows > 0
     if updated:

@@ -12,10 +12,12 @@ import torch
 
 from turnwise.algos.algorithm import build_algorithm
 from turnwise.algos.kl import KLState
+from turnwise.algos.normalize import RewardNormalizer
 from turnwise.config.schema import Config
 from turnwise.generate.hf import HFGenerator
 from turnwise.log.events import Evaluated, Event, Notice, RunEnded, RunStarted, Sink, Sinks, StepDone
 from turnwise.log.store import RunDirectory
+from turnwise.rollout.plan import env_configs
 from turnwise.rollout.proxy import AgentProxy
 from turnwise.seeding import derive_seed
 from turnwise.train.checkpoint import Checkpoint, latest_checkpoint, write_checkpoint
@@ -55,6 +57,8 @@ class PPOTrainer:
     def __init__(self, config: Config, *, resume: Path | None = None, sinks: Sequence[Sink] = ()) -> None:
         self._sinks = Sinks(sinks)
         self._started = time.perf_counter()
+        if config.train.compile:
+            raise ValueError("train.compile is on, and the native trainer compiles nothing; set it to false")
         setting = choose_setting(config)
         self.config = setting.config
         self.factories = setting.factories
@@ -86,6 +90,10 @@ class PPOTrainer:
             say=lambda message: self._note(Notice(kind="embedded", message=message, level="info")),
         )
         self.learner = Learner(self.policy, self.algorithm, config.train, seed=config.seed)
+        environments = env_configs(config, config.rollout.train)
+        self.normalizer = RewardNormalizer(
+            {tag: env.shaping for tag, env in environments.items()}, singleton=self.algorithm.singleton
+        )
         if checkpoint is not None:
             self._load(checkpoint)
         model, self._sync = sampling_model(self.policy)
@@ -146,6 +154,7 @@ class PPOTrainer:
             "version": self.learner.version,
             "kl_coef": self.learner.kl.coef,
             "idle_steps": self.idle_steps,
+            "reward_statistics": self.normalizer.state_dict(),
             "env_resets": self.proxy.env_state.num_resets,
             "evaluations": [event.to_json() for event in self.evaluations],
             "model": self.config.model.model_dump(mode="json"),
@@ -186,6 +195,7 @@ class PPOTrainer:
             self.step,
             proxy=self.proxy,
             learner=self.learner,
+            normalizer=self.normalizer,
             pad_id=self.policy.tokenizer.pad_token_id,
             exact=self.policy.precision.exact,
         )
@@ -234,6 +244,7 @@ class PPOTrainer:
         self.learner.kl = KLState(coef=state["kl_coef"], target=self.algorithm.kl_target)
         self.learner.adapt_kl(self.algorithm.kl_target or 0.0, num_episodes=0)
         self.idle_steps = state["idle_steps"]
+        self.normalizer.load_state_dict(state["reward_statistics"])
         self.step = checkpoint.step
         self.evaluations = [Evaluated.from_json(event) for event in state["evaluations"]]
         torch.set_rng_state(tensors["torch_rng"])
