@@ -26,8 +26,8 @@ from turnwise.generate.stops import StopChecker, end_ids
 from turnwise.generate.support import unsupported, vocab_size
 from turnwise.types import Completion
 
-ANSWERS_PER_BLOCK = 32
-"""Completions that are handed out between two blocks."""
+ANSWERS_PER_BLOCK = 8
+"""A block hands out at most this fraction (1/n) of the slots' completions, 32 at least."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -311,7 +311,7 @@ class HFGenerator:
             self._accept_block(blocks, self._requests[outcome.request.state.key], outcome)
         # Answering a few at a time lets the device run the first ones' next turns while the host still works on the
         # others' environments and templates.
-        for _ in range(min(ANSWERS_PER_BLOCK, len(self._answers))):
+        for _ in range(min(max(32, blocks.engine.slots // ANSWERS_PER_BLOCK), len(self._answers))):
             future, completion = self._answers.popleft()
             if not future.done():
                 future.set_result(completion)

@@ -21,6 +21,7 @@ from turnwise.types import Episode, Message, Status
 
 logger = logging.getLogger(__name__)
 MAX_WORKER_LOSSES = 20  # restarts that an episode gets for free, because another one took its worker down
+EPISODES_PER_WAVE = 32  # episodes that are started before the generator gets its turn
 CANCEL_SECONDS = 5.0  # what a cancelled episode gets to close its environment
 
 
@@ -112,7 +113,12 @@ class AgentProxy:
         """
         started = time.perf_counter()
         agents = self.env_state.start(step)
-        episodes = await asyncio.gather(*(self._play(agent.plan.env_id) for agent in agents))
+        jobs: list[asyncio.Task[Episode]] = []
+        for agent in agents:
+            jobs.append(asyncio.create_task(self._play(agent.plan.env_id)))
+            if len(jobs) % EPISODES_PER_WAVE == 0:
+                await asyncio.sleep(0)  # the generator begins with the first ones while the others reset
+        episodes = await asyncio.gather(*jobs)
         kept, dropped = repair_groups(episodes, self._config, group_size=self._group_size)
         if not kept:
             first = next((episode for episode in dropped if episode.error), None)

@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 ATTENTION = "turnwise_blocks"
 PREFILL_BLOCK = 16
 """Prompts are padded to blocks of so many tokens; a block belongs to one slot."""
-PREFILL_SIZES = (256, 1024, 4096, 16384)
+PREFILL_SIZES = (256, 512, 1024, 2048, 3072, 4096, 8192, 16384)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
