@@ -294,7 +294,7 @@ def _rollout(config: Config, placement: Placement, *, engine: str) -> dict[str, 
         "actor_rollout_ref.rollout.free_cache_engine": placement.device != "cpu",
         "actor_rollout_ref.rollout.agent.num_workers": min(8, max(1, placement.ranks)),
         "actor_rollout_ref.rollout.agent.default_agent_loop": "turnwise",
-        "reward.num_workers": 1,
+        "reward.num_workers": 0,  # the agent loop rewards; workers of verl would idle
     }
 
 
