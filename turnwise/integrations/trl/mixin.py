@@ -41,6 +41,8 @@ class MultiTurnMixin:
     """
 
     multi_turn: bool = False
+    advantage_scale: float = 1.0
+    """Multiplies advantages per token; for losses whose constant differs from turnwise's."""
 
     def is_multi_turn_environment(self, env: object) -> bool:
         """True where turnwise plays the episodes, False where TRL's single-turn path does all."""
@@ -272,7 +274,7 @@ class MultiTurnMixin:
             if not row.failed:
                 size = len(row.completion_ids)
                 tokens = found[row.episode.id][-1][row.start : row.start + size]
-                advantages[index, :size] = tokens.to(advantages.device)
+                advantages[index, :size] = self.advantage_scale * tokens.to(advantages.device)
         output["advantages"] = advantages
         return metrics
 

@@ -40,6 +40,8 @@ class EnvSource:
     """By split; None where tasks are drawn by seed."""
     seed: int = 0
     num_tasks: int = 1024
+    groups: int | None = None
+    """Tasks per step, where tasks are drawn as the native trainer draws them: by step and group."""
     original: object = None
     """The environment as it was given."""
 
@@ -64,7 +66,8 @@ class EnvSource:
     def task(self, split: str, number: int) -> Task:
         """Task number `number` of a split: the same one whenever it is asked for."""
         rows = self.rows.get(split)
-        seed = derive_seed(self.seed, f"task/{split}", number)
+        indices = (number,) if self.groups is None else divmod(number, self.groups)
+        seed = derive_seed(self.seed, f"task/{split}", *indices)
         if rows is None:
             return self.probe.make_task(seed, split)
         payload = json_safe(dict(rows[number]))
@@ -96,6 +99,8 @@ def make_source(env: object, *, seed: int = 0, num_tasks: int = 1024, config: En
         >>> source.length("train"), source.task("train", 2) == source.task("train", 2)
         (3, True)
     """
+    if isinstance(env, EnvSource):
+        return env
     shared: dict[str, Any] = {"seed": seed, "num_tasks": num_tasks, "original": env}
     if isinstance(env, str):
         config = (config or EnvConfig()).model_copy(update={"name": env})

@@ -1,0 +1,167 @@
+"""`backend: trl`: the native config on TRL, the same loss and gradient, and what is refused by name."""
+
+import pytest
+import torch
+from trl_parts import ThreeTurns, make_trainer
+
+from turnwise.algos.algorithm import build_algorithm
+from turnwise.algos.estimators import compute_advantages
+from turnwise.algos.losses import policy_loss
+from turnwise.algos.reduce import token_weights
+from turnwise.config.schema import AlgoConfig, Config
+from turnwise.data.batch import collate
+from turnwise.data.samples import episode_to_samples
+from turnwise.envs.registry import make_env
+from turnwise.integrations.trl.mapping import refuse, trl_arguments
+from turnwise.integrations.trl.run import train
+from turnwise.log.store import RunReader
+from turnwise.rollout.plan import plan_rollout
+from turnwise.testing.tiny import tiny_model, tiny_tokenizer
+from turnwise.train.scoring import head_of, hidden_states, token_scores, trunk_of
+
+pytestmark = pytest.mark.timeout(280)
+
+
+def gradients(model):
+    return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+
+
+@pytest.mark.parametrize(
+    ("algo", "off_policy"),
+    [
+        (AlgoConfig(name="grpo"), False),
+        (AlgoConfig(name="grpo"), True),
+        (AlgoConfig(name="grpo", reduction="token_mean", clip_high=0.28), True),
+        (AlgoConfig(name="dr_grpo"), True),
+        (AlgoConfig(name="rloo"), True),
+        (AlgoConfig(name="reinforce_pp"), True),
+        (AlgoConfig(name="gigpo"), True),
+        (AlgoConfig(name="gspo"), True),
+        (AlgoConfig(name="cispo"), True),
+        (AlgoConfig(name="grpo", dual_clip=1.5), True),
+    ],
+    ids=lambda value: str(value) if isinstance(value, bool) else f"{value.name}-{value.reduction}-{value.dual_clip}",
+)
+def test_same_loss_and_gradient_as_the_native_trainer(tmp_path, algo, off_policy):
+    """One batch of real episodes, scored by both: TRL's trainer and turnwise's loss."""
+    config = Config(backend="trl", algo=algo, rollout={"train": {"env_groups": 3, "group_size": 4}, "max_context": 96})
+    algorithm = build_algorithm(algo.model_copy(update={"singleton": "zero"}))
+    wanted = ("loss_type", "epsilon", "epsilon_high", "delta", "importance_sampling_level", "credit", "beta")
+    settings = {key: value for key, value in trl_arguments(config, algorithm).items() if key in wanted}
+    env = ThreeTurns()
+    env.stop_early = True  # episodes of two and of three turns
+    trainer = make_trainer(
+        tmp_path, env, per_device_train_batch_size=12, max_steps=1, trainer={"algorithm": algorithm}, **settings
+    )
+    if algorithm.reduction == "token_sum_norm":
+        trainer.advantage_scale = trainer.args.max_completion_length / 1024.0
+    trainer.model.train()
+    trainer.create_optimizer_and_scheduler(1)
+    inputs = [row for number in (0, 1, 2) for row in [trainer.train_dataset[number]] * 4]
+    output = trainer._generate_and_score_completions([dict(row) for row in inputs])
+    shift = 0.3 if off_policy else 0.0
+    noise = shift * torch.randn(output["completion_ids"].shape, generator=torch.Generator().manual_seed(0))
+    if off_policy:
+        output["old_per_token_logps"] = output["sampling_per_token_logps"] + noise
+    trainer.current_gradient_accumulation_steps = 1
+    loss = trainer._compute_loss(trainer.model, output)
+    trainer.model.zero_grad()
+    loss.backward()
+    theirs = gradients(trainer.model)
+
+    trainer.model.zero_grad()
+    samples = [sample for row in trainer._rows for sample in episode_to_samples(row.episode)]
+    batch, _ = compute_advantages(collate(samples), algorithm)
+    old = batch.logprobs.clone()
+    for index, row in enumerate(trainer._rows):
+        size = len(row.completion_ids)
+        old[index, row.start : row.start + size] += noise[index, :size]
+    old = old.masked_fill(~batch.response_mask, 0.0)
+    batch = batch.replace(old_logprobs=old, weights=token_weights(batch, algorithm.reduction))
+    hidden = hidden_states(trunk_of(trainer.model), batch)
+    logprobs = token_scores(head_of(trainer.model), hidden, batch, temperature=1.0).logprobs
+    ours, _ = policy_loss(logprobs, batch, algorithm)
+    ours.backward()
+    assert ours.item() == pytest.approx(loss.item(), abs=1e-5)
+    for name, gradient in gradients(trainer.model).items():
+        assert torch.allclose(gradient, theirs[name], atol=1e-5), name
+    assert any(gradient.abs().max() > 1e-4 for gradient in theirs.values())
+
+
+def small_config(tmp_path, **changes):
+    tiny_model().save_pretrained(tmp_path / "model")
+    tiny_tokenizer().save_pretrained(tmp_path / "model")
+    tree = {
+        "backend": "trl",
+        "model": {"path": str(tmp_path / "model")},
+        "env": {"name": "simple_game", "format": {"think": False}},
+        "rollout": {
+            "train": {"env_groups": 2, "group_size": 4},
+            "max_response_tokens": 8,
+            "max_context": 1024,
+            "isolation": "inline",
+        },
+        "algo": {"name": "grpo"},
+        "train": {"steps": 2, "max_turn": 3, "lr": 1e-3, "device": "cpu"},
+        "eval": {"episodes": 4},
+        "log": {"dir": str(tmp_path / "runs"), "name": "a"},
+        "checkpoint": {"every": 1},
+        **changes,
+    }
+    return Config.model_validate(tree)
+
+
+def test_a_run_leaves_a_run_directory_and_resumes(tmp_path):
+    config = small_config(tmp_path)
+    result = train(config, sinks=[])
+    assert result.steps == 2
+    assert result.before is not None
+    assert result.after is not None
+    run = RunReader(result.path)
+    assert run.steps() == [1, 2]
+    assert len(run.episodes(1)) == 8
+    assert (result.checkpoint / "model" / "config.json").is_file()
+    assert (result.path / "report.html").is_file()
+    longer = config.model_copy(update={"train": config.train.model_copy(update={"steps": 3})})
+    again = train(longer, resume=result.path, sinks=[])
+    assert again.steps == 3
+    assert RunReader(result.path).steps() == [1, 2, 3]
+
+
+def test_the_same_tasks_as_the_native_trainer(tmp_path):
+    config = small_config(tmp_path)
+    result = train(config, sinks=[])
+    plans = plan_rollout(config, split="train", step=1, probes={"simple_game": make_env(config.env)})
+    played = RunReader(result.path).episodes(2)
+    assert [episode.task for episode in played] == [plan.task for plan in plans]
+
+
+def test_mini_batches_and_epochs(tmp_path):
+    config = small_config(
+        tmp_path,
+        train={"steps": 2, "mini_batches": 2, "epochs": 2, "max_turn": 2, "device": "cpu"},
+        eval={"before": False, "after": False},
+    )
+    result = train(config, sinks=[])
+    assert result.steps == 2
+    assert RunReader(result.path).steps() == [1, 5]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"algo": {"name": "bi_level_gae"}}, "'bi_level_gae' needs a critic"),
+        ({"algo": {"name": "ppo"}}, "'ppo' needs a critic"),
+        ({"algo": {"name": "dapo"}}, "dynamic sampling"),
+        ({"algo": {"name": "rloo", "kl_coef": 0.1, "kl_in": "reward"}}, "algo.kl_in"),
+        ({"algo": {"name": "grpo", "kl_coef": 0.1, "kl_form": "k1"}}, "algo.kl_form"),
+        ({"algo": {"name": "grpo", "kl_coef": 0.1, "kl_target": 0.1}}, "algo.kl_target"),
+        ({"algo": {"name": "cispo", "reduction": "episode_mean"}}, "cispo is token_mean"),
+        ({"rollout": {"window": "last_k"}, "algo": {"name": "grpo"}}, "rollout.window"),
+        ({"trl": {"learning_rat": 1.0}, "algo": {"name": "grpo"}}, "learning_rat"),
+    ],
+)
+def test_what_trl_cannot_honour_is_refused_by_name(changes, message):
+    config = Config.model_validate({"backend": "trl", **changes})
+    with pytest.raises(ValueError, match=message):
+        trl_arguments(config, refuse(config))

@@ -1,0 +1,145 @@
+"""A turnwise config in TRL's terms. What TRL cannot honour is refused by name; nothing is ignored."""
+
+import dataclasses
+from typing import Any
+
+from turnwise.algos.algorithm import Algorithm, build_algorithm
+from turnwise.config.schema import Config, TrainConfig
+
+NORM_TOKENS = 1024.0
+"""What turnwise divides by under token_sum_norm; TRL divides by max_completion_length."""
+UNCLIPPED = 1e6
+
+
+def refuse(config: Config) -> Algorithm:
+    """The config's algorithm. Raises ValueError, naming the setting, where TRL has no way to honour it."""
+    algorithm = build_algorithm(config.algo)
+    name = config.algo.name
+    if algorithm.needs_critic:
+        raise ValueError(
+            f"algo.name = {name!r} needs a critic, and TRL has none; use backend native, or one of grpo, dr_grpo, "
+            "rloo, reinforce_pp, gigpo, gspo, cispo"
+        )
+    rules: list[tuple[str, Any, bool, str]] = [
+        ("algo.filter", algorithm.filter, algorithm.filter != "none", _filter_hint(name)),
+        ("algo.kl_in", algorithm.kl_in, algorithm.kl_coef > 0 and algorithm.kl_in != "loss", "TRL's KL is in the loss"),
+        ("algo.kl_form", algorithm.kl_form, algorithm.kl_coef > 0 and algorithm.kl_form != "k3", "TRL's KL is k3"),
+        ("algo.kl_target", algorithm.kl_target, algorithm.kl_target is not None, "TRL's beta is fixed"),
+        ("algo.tis_cap", algorithm.tis_cap, algorithm.tis_cap is not None, "set trl.vllm_importance_sampling_clip_max"),
+        ("train.target_kl", config.train.target_kl, config.train.target_kl is not None, "TRL stops no epoch early"),
+        ("rollout.window", config.rollout.window, config.rollout.window != "full", "TRL has one row per episode"),
+        (
+            "env.shaping.normalize",
+            config.env.shaping.normalize,
+            config.env.shaping.normalize != "none",
+            "TRL normalises with scale_rewards",
+        ),
+        (
+            "rollout.train.tags",
+            config.rollout.train.tags,
+            len(config.rollout.train.tags) > 1,
+            "one environment per run",
+        ),
+        ("train.compile", config.train.compile, config.train.compile, "set trl.torch_compile"),
+    ]
+    for key, value, wrong, why in rules:
+        if wrong:
+            raise ValueError(f"{key} = {value!r} cannot be honoured by backend trl: {why}; use backend native for it")
+    loss_of(algorithm)
+    return algorithm
+
+
+def _filter_hint(name: str) -> str:
+    if name == "dapo":
+        return (
+            "its batch has a fixed number of rows, so DAPO's dynamic sampling is out of reach; its loss is algo.name: "
+            "grpo with algo.reduction: token_mean and algo.clip_high: 0.28"
+        )
+    return "its batch has a fixed number of rows"
+
+
+def loss_of(algorithm: Algorithm) -> str:
+    """TRL's loss_type for an algorithm's surrogate and reduction."""
+    if algorithm.surrogate == "cispo":
+        if algorithm.reduction != "token_mean":
+            raise ValueError(f"algo.reduction = {algorithm.reduction!r} cannot be honoured: TRL's cispo is token_mean")
+        return "cispo"
+    # One row is one episode in TRL, so the two means are the same.
+    kinds = {"token_mean": "dapo", "episode_mean": "grpo", "sequence_mean": "grpo", "token_sum_norm": "dr_grpo"}
+    return kinds[algorithm.reduction]
+
+
+def trl_arguments(config: Config, algorithm: Algorithm, *, processes: int = 1) -> dict[str, Any]:
+    """Arguments of VerifiersGRPOConfig. Those under `trl` in the config win; one that does not exist is refused."""
+    from turnwise.integrations.trl.config import VerifiersGRPOConfig
+
+    train, rollout = config.train, config.rollout
+    rows = rollout.train.env_groups * rollout.train.group_size
+    per_update = rows // (train.mini_batches * processes)
+    if per_update * train.mini_batches * processes != rows:
+        raise ValueError(
+            f"{rows} episodes per step do not divide into train.mini_batches = {train.mini_batches} for {processes} "
+            "processes"
+        )
+    micro = int(config.trl.get("per_device_train_batch_size", per_update))
+    if per_update % micro:
+        raise ValueError(f"trl.per_device_train_batch_size = {micro} does not divide {per_update} episodes per update")
+    clipped = algorithm.surrogate != "policy_gradient"
+    chosen: dict[str, Any] = {
+        "per_device_train_batch_size": micro,
+        "gradient_accumulation_steps": per_update // micro,
+        "steps_per_generation": train.mini_batches * (per_update // micro),
+        "num_iterations": train.epochs,
+        "num_generations": rollout.train.group_size,
+        "max_steps": train.steps * train.mini_batches * train.epochs,
+        "temperature": rollout.temperature,
+        "max_tokens_per_turn": rollout.max_response_tokens,
+        "max_completion_length": rollout.max_context or rollout.max_response_tokens * train.max_turn * 4,
+        "learning_rate": train.lr,
+        "weight_decay": train.weight_decay,
+        "adam_beta1": train.adam_betas[0],
+        "adam_beta2": train.adam_betas[1],
+        "lr_scheduler_type": train.schedule,
+        "warmup_steps": train.warmup_steps,
+        "max_grad_norm": train.max_grad_norm,
+        "loss_type": loss_of(algorithm),
+        "importance_sampling_level": algorithm.ratio_level,
+        "epsilon": algorithm.clip_low if clipped else UNCLIPPED,
+        "epsilon_high": _high_clip(algorithm) if clipped else UNCLIPPED,
+        "delta": algorithm.dual_clip,
+        "beta": algorithm.kl_coef,
+        "credit": algorithm.advantage,
+        "max_concurrent": rollout.slots,
+        "seed": config.seed,
+        "shuffle_dataset": False,
+        "gradient_checkpointing": config.model.gradient_checkpointing,
+        "logging_steps": 1,
+        "report_to": "none",
+        "disable_tqdm": True,
+        "save_strategy": "steps" if config.checkpoint.every else "no",
+        "save_steps": max(config.checkpoint.every, 1) * train.mini_batches * train.epochs,
+        "save_total_limit": config.checkpoint.keep,
+        **_precision(config.model.dtype, train),
+    }
+    known = {spec.name for spec in dataclasses.fields(VerifiersGRPOConfig)}
+    if algorithm.entropy_coef:
+        if "entropy_coef" not in known:
+            raise ValueError("algo.entropy_coef needs a TRL release whose GRPOConfig has entropy_coef (1.16)")
+        chosen["entropy_coef"] = algorithm.entropy_coef
+    for key in config.trl:
+        if key not in known:
+            raise ValueError(f"trl.{key} is no argument of TRL's GRPOConfig")
+    return {**chosen, **config.trl}
+
+
+def _high_clip(algorithm: Algorithm) -> float:
+    """CISPO's bound is a range around 1 here, and the largest weight itself in TRL."""
+    return 1.0 + algorithm.clip_high if algorithm.surrogate == "cispo" else algorithm.clip_high
+
+
+def _precision(dtype: str, train: TrainConfig) -> dict[str, bool]:
+    import torch
+
+    cpu = train.device == "cpu" or (train.device == "auto" and not torch.cuda.is_available())
+    half = dtype if dtype != "auto" else ("float32" if cpu else "bfloat16")
+    return {"use_cpu": cpu, "bf16": half == "bfloat16", "fp16": half == "float16"}
