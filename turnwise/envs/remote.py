@@ -76,13 +76,7 @@ class RemoteEnv:
         return result_from_json(self._call("finish", {}))
 
     def close(self) -> None:
-        session, self._session = self._session, None
-        if session is not None:
-            _hearts.discard(self)
-            try:
-                self._request("POST", f"sessions/{session}/close", {}, tries=2)
-            except EnvError as error:  # the server ends the session by itself, and the episode's result stands
-                logger.warning("could not close a session of %s: %s", self.url, error)
+        self._give_up()
         with self._lock:
             self._drop_connection()
 
@@ -115,15 +109,23 @@ class RemoteEnv:
         self._beaten = time.monotonic()
         _hearts.add(self)
 
+    def _give_up(self) -> None:
+        session, self._session = self._session, None
+        if session is not None:
+            _hearts.discard(self)
+            try:
+                self._request("POST", f"sessions/{session}/close", {}, tries=1)
+            except EnvError as error:  # the server ends the session by itself
+                logger.warning("could not close a session of %s: %s", self.url, error)
+
     def _call(self, what: str, body: Mapping[str, Json]) -> dict[str, Json]:
         if self._session is None:
             raise EnvError(f"{self.name}: {what} needs a running episode; call reset first")
         self._calls += 1
         try:
             return self._request("POST", f"sessions/{self._session}/{what}", {**body, "call": self._calls})
-        except SessionGoneError:
-            _hearts.discard(self)
-            self._session = None
+        except (SessionGoneError, ServerLostError, EnvTimeoutError):
+            self._give_up()  # the next reset opens another
             raise
 
     def _request(
@@ -152,7 +154,7 @@ class RemoteEnv:
                 except (OSError, http.client.HTTPException) as error:
                     self._drop_connection()
                     if attempt >= tries:
-                        raise EnvError(
+                        raise ServerLostError(
                             f"no answer from {self.url} after {attempt} tries ({type(error).__name__}: {error}); is "
                             "`turnwise serve-env` running there?"
                         ) from error
@@ -193,6 +195,10 @@ class RemoteEnv:
 
 class SessionGoneError(EnvError):
     """The server ended the session: no sign of life came for too long, or the server was started anew."""
+
+
+class ServerLostError(EnvError):
+    """The server cannot be reached."""
 
 
 class ServerFullError(EnvError):

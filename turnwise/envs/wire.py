@@ -7,7 +7,16 @@ from turnwise.types import Json, Message, Observation, StepResult
 
 
 def encode(value: Mapping[str, Json]) -> bytes:
-    return json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
+    """The value as JSON.
+
+    Example:
+        >>> decode(encode({"text": "half a sign: \\ud83c"})) == {"text": "half a sign: \\ud83c"}
+        True
+    """
+    try:
+        return json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
+    except UnicodeEncodeError:  # half of a surrogate pair, which UTF-8 cannot hold and JSON's escapes can
+        return json.dumps(value, allow_nan=False).encode()
 
 
 def decode(data: bytes) -> dict[str, Json]:

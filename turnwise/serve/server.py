@@ -52,11 +52,10 @@ class EnvServer:
         self.sessions = Sessions(env, rollout, max_sessions=max_sessions, idle_timeout=idle_timeout)
         handler = type("Handler", (_Handler,), {"sessions": self.sessions, "token": token})
         try:
-            self._server = ThreadingHTTPServer((host, port), handler)
+            self._server = _HTTPServer((host, port), handler)
         except OSError:
             self.sessions.close()
             raise
-        self._server.daemon_threads = True
         self.url = f"http://{host}:{self._server.server_address[1]}"
         self._thread: threading.Thread | None = None
 
@@ -77,10 +76,20 @@ class EnvServer:
         self.sessions.close()
 
 
+class _HTTPServer(ThreadingHTTPServer):
+    daemon_threads = True
+    request_queue_size = 128
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A connection broke: its client asks again, or its session ends by itself."""
+        logger.debug("connection of %s", client_address, exc_info=True)
+
+
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     server_version = "turnwise"
     sys_version = ""
+    wbufsize = 1 << 16  # an answer is written at once
     timeout = 300.0  # of a silent connection; a client connects anew
     sessions: Sessions
     token: str | None
@@ -164,3 +173,4 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Length", str(len(data)))
         self.end_headers()
         self.wfile.write(data)
+        self.wfile.flush()
