@@ -107,14 +107,14 @@ _BUILT_IN: tuple[EnvSpec, ...] = (
     EnvSpec(
         name="gymnasium",
         target="turnwise.integrations.gymnasium:GymnasiumEnv",
-        summary="Any Gymnasium environment with discrete actions, such as gymnasium:Taxi-v3.",
+        summary="Any Gymnasium environment with discrete actions, such as gymnasium:Taxi.",
         needs=("gymnasium",),
         door="id",
     ),
     EnvSpec(
         name="textarena",
         target="turnwise.integrations.textarena:TextArenaEnv",
-        summary="Games of TextArena, such as textarena:Mastermind-v0; other seats play at random.",
+        summary="Games of TextArena, such as textarena:Mastermind-v0.",
         extra="textarena",
         needs=("textarena",),
         door="id",

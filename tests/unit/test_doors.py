@@ -1,0 +1,274 @@
+"""Doors to other people's environments. Gymnasium is always there; the others are tested where they are installed."""
+
+import importlib.util
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import numpy as np
+import pytest
+
+from turnwise.config.schema import Config, EnvConfig, TrainConfig
+from turnwise.envs.adapt import TextTurns
+from turnwise.envs.check import check_env
+from turnwise.envs.registry import find_env, list_envs, make, make_env
+from turnwise.integrations.doors import OwnRandom
+from turnwise.integrations.gymnasium import GymnasiumEnv
+from turnwise.integrations.openenv import OpenEnvEnv
+from turnwise.train.players import RandomPlayer, ScriptedPlayer, play_episodes
+from turnwise.train.replay import replay_episode
+from turnwise.types import Message
+
+DOORS = {"textarena": "textarena", "reasoning_gym": "reasoning-gym", "gem": "gem", "openenv": "openenv"}
+
+
+def installed(module: str) -> bool:
+    return importlib.util.find_spec(module) is not None
+
+
+@pytest.mark.parametrize(("name", "extra"), DOORS.items())
+def test_a_missing_package_is_named_with_its_extra(name: str, extra: str) -> None:
+    if installed(name):
+        pytest.skip(f"{name} is installed")
+    with pytest.raises(ImportError, match=rf"{name}.*not installed; run: pip install 'turnwise\[{extra}\]'"):
+        make(f"{name}:something")
+    assert not find_env(name).available
+
+
+def test_missing_packages_are_named_by_the_doors_themselves() -> None:
+    if installed("openenv"):
+        pytest.skip("openenv is installed")
+    with pytest.raises(ImportError, match=r"openenv is not installed; run: pip install 'turnwise\[openenv\]'"):
+        OpenEnvEnv("http://127.0.0.1:1")
+
+
+def test_extras_of_the_doors_are_in_the_project_file() -> None:
+    text = (Path(__file__).parents[2] / "pyproject.toml").read_text()
+    for spec in list_envs():
+        assert spec.extra is None or f"\n{spec.extra} = [" in text, spec.name
+
+
+def test_a_door_needs_to_know_which() -> None:
+    with pytest.raises(ValueError, match=r"stands for many.*option 'id', or as gymnasium:\.\.\."):
+        make("gymnasium")
+    assert isinstance(make("gymnasium", {"id": "CartPole-v1"}), GymnasiumEnv)
+    assert isinstance(make("Gymnasium:CartPole"), GymnasiumEnv)
+
+
+@pytest.mark.parametrize("id", ["Taxi", "FrozenLake", "CliffWalking", "Blackjack", "CartPole", "MountainCar"])
+def test_gymnasium_environments_keep_the_contract(id: str) -> None:
+    report = check_env(f"gymnasium:{id}", seeds=4)
+    assert report.ok, report
+
+
+@pytest.mark.parametrize("id", ["Taxi", "FrozenLake", "Blackjack", "CartPole"])
+def test_gymnasium_episodes_replay(id: str) -> None:
+    config = Config(env=EnvConfig(name=f"gymnasium:{id}"), train=TrainConfig(max_turn=4))
+    episodes = play_episodes(config, RandomPlayer(), episodes=4)
+    assert [replay_episode(episode, config) for episode in episodes] == [None] * 4
+
+
+def test_actions_have_names_and_reach_gymnasium() -> None:
+    import gymnasium
+
+    plain = gymnasium.make("CliffWalking-v1" if "CliffWalking-v1" in gymnasium.registry else "CliffWalking-v0")
+    plain.reset(seed=0)
+    door = GymnasiumEnv("CliffWalking")
+    door.reset(seed=0)
+    for number, name in ((0, "up"), (1, "right"), (3, "left"), (2, "down"), (1, "right")):
+        state, reward, *_ = plain.step(number)
+        text, found, *_ = door.step(name)
+        row, column = divmod(int(state), 12)
+        assert (found, text.startswith(f"You stand at row {row}, column {column} ")) == (float(reward), True)
+
+
+def test_members_of_a_group_start_alike_and_slip_apart() -> None:
+    def play(noise_seed: int) -> list[str]:
+        env = GymnasiumEnv("FrozenLake", kwargs={"is_slippery": True})
+        return [env.reset(seed=1, noise_seed=noise_seed)[0]] + [env.step("right")[0] for _ in range(3)]
+
+    walks = [play(noise_seed) for noise_seed in range(6)]
+    assert len({walk[0] for walk in walks}) == 1
+    assert len({tuple(walk) for walk in walks}) > 1
+    assert play(2) == walks[2]
+
+
+def shout(observation: Any, env: Any) -> str:
+    return f"STATE {len(observation)}!"
+
+
+def test_observations_and_actions_can_be_the_users() -> None:
+    options = {"observe": f"{__name__}:shout", "actions": ["west", "east"], "instruction": "Balance."}
+    env = make_env(EnvConfig(name="gymnasium:CartPole-v1", options=options))
+    assert env.reset(env.make_task(0, "train")).messages[-1].content == "STATE 4!"
+    result = env.step(Message(role="assistant", content="<think></think><answer>East || west</answer>"))
+    assert (result.action, result.reward) == ("east || west", 2.0)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("gymnasium:Taxy", {}, r"has no 'Taxy'; did you mean Taxi"),
+        ("gymnasium:Pendulum-v1", {}, "this door takes discrete ones"),
+        ("gymnasium:CartPole-v1", {"actions": ["one"]}, "has 2 actions, and names must be as many"),
+        ("gymnasium:CartPole-v1", {"observe": "nothing"}, "module:function"),
+        ("gymnasium:CartPole-v1", {"obsreve": "x"}, "did you mean 'observe'"),
+    ],
+)
+def test_mistakes_are_explained(name: str, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make(name, options)
+
+
+def test_own_random_isolates_and_restores() -> None:
+    random.seed(5)
+    np.random.seed(5)
+    before = random.getstate()
+    first, second = OwnRandom(1), OwnRandom(2)
+    drawn: list[tuple[float, float]] = []
+    for own in (first, second, first, second):
+        with own.drawing():
+            drawn.append((random.random(), float(np.random.random())))
+    assert random.getstate() == before
+    alone = OwnRandom(1)
+    with alone.drawing():
+        assert [(random.random(), float(np.random.random())) for _ in range(2)] == [drawn[0], drawn[2]]
+
+
+def wrong(situation: Any) -> str:
+    return "<think></think><answer>" + ("[1 2 3 4]", "[6 5 4 3]", "hm")[situation.turn % 3] + "</answer>"
+
+
+@pytest.mark.skipif(not installed("textarena"), reason="needs the extra textarena")
+@pytest.mark.parametrize("id", ["Mastermind-v0", "Sudoku-v0", "TowerOfHanoi-v0", "FrozenLake-v0", "Minesweeper-v0"])
+def test_textarena_games(id: str) -> None:
+    report = check_env(f"textarena:{id}", seeds=5)
+    assert report.ok, report
+    config = Config(env=EnvConfig(name=f"textarena:{id}"), train=TrainConfig(max_turn=4))
+    episodes = play_episodes(config, ScriptedPlayer("wrong", wrong), episodes=4)
+    assert all(not episode.status.failed for episode in episodes)
+    assert [replay_episode(episode, config) for episode in episodes] == [None] * 4
+
+
+@pytest.mark.skipif(not installed("textarena"), reason="needs the extra textarena")
+def test_textarena_with_an_opponent() -> None:
+    with pytest.raises(ValueError, match="needs an opponent"):
+        make("textarena:TicTacToe-v0", {"num_players": 2})
+    options = {"num_players": 2, "opponent": f"{__name__}:takes_any_cell"}
+    env = make_env(EnvConfig(name="textarena:TicTacToe-v0", options=options))
+    env.reset(env.make_task(0, "train"), 3)
+    results = [
+        env.step(Message(role="assistant", content=f"<think></think><answer>[{cell}]</answer>")) for cell in (4,)
+    ]
+    assert not results[0].terminated
+    assert "Player 1" in results[0].messages[0].content
+
+
+def takes_any_cell(text: str, rng: Random) -> str:
+    return f"[{rng.choice([0, 1, 2, 3, 5, 6, 7, 8])}]"
+
+
+@pytest.mark.skipif(not installed("reasoning_gym"), reason="needs the extra reasoning-gym")
+@pytest.mark.parametrize("dataset", ["chain_sum", "word_sorting", "knights_knaves"])
+def test_reasoning_gym_data_sets(dataset: str) -> None:
+    report = check_env(f"reasoning_gym:{dataset}", seeds=5)
+    assert report.ok, report
+    env = make_env(EnvConfig(name=f"reasoning_gym:{dataset}"))
+    assert isinstance(env, TextTurns)
+    env.reset(env.make_task(2, "train"))
+    answer = env.step(Message(role="assistant", content="<think></think><answer>no</answer>")).info["answer"]
+    env.reset(env.make_task(2, "train"))
+    right = env.step(Message(role="assistant", content=f"<think></think><answer>{answer}</answer>"))
+    assert (right.reward, right.info["success"], right.terminated) == (1.0, True, True)
+
+
+@pytest.mark.skipif(not installed("gem"), reason="needs the extra gem")
+@pytest.mark.parametrize("id", ["game:GuessTheNumber-v0-easy", "game:Minesweeper-v0-easy", "game:Mastermind-v0-easy"])
+def test_gem_environments(id: str) -> None:
+    report = check_env(f"gem:{id}", seeds=5)
+    assert report.ok, report
+    config = Config(env=EnvConfig(name=f"gem:{id}"), train=TrainConfig(max_turn=4))
+    episodes = play_episodes(config, RandomPlayer(), episodes=4)
+    assert all(not episode.status.failed for episode in episodes)
+    assert [replay_episode(episode, config) for episode in episodes] == [None] * 4
+
+
+OPENENV_SERVER = """
+import sys, uvicorn
+from openenv.core.env_server import Environment, create_fastapi_app
+from openenv.core.env_server.types import Action, Observation, State
+
+class Say(Action):
+    message: str
+
+class Heard(Observation):
+    text: str
+
+class Echo(Environment):
+    SUPPORTS_CONCURRENT_SESSIONS = True
+    def __init__(self):
+        super().__init__()
+        self._state = State(episode_id="e", step_count=0)
+    def reset(self, seed=None, episode_id=None, **kwargs):
+        self._state = State(episode_id="e", step_count=0)
+        self.seed = seed
+        return Heard(text=f"say something, number {seed}", done=False, reward=0.0)
+    def step(self, action, timeout_s=None, **kwargs):
+        self._state.step_count += 1
+        done = self._state.step_count == 2
+        return Heard(text=f"you said {action.message!r}", done=done, reward=float(len(action.message)))
+    @property
+    def state(self):
+        return self._state
+
+uvicorn.run(create_fastapi_app(Echo, Say, Heard, max_concurrent_envs=8), port=int(sys.argv[1]), log_level="warning")
+"""
+
+
+@pytest.fixture
+def openenv_url() -> Iterator[str]:
+    import socket
+    import urllib.request
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    server = subprocess.Popen([sys.executable, "-c", OPENENV_SERVER, str(port)])
+    url = f"http://127.0.0.1:{port}"
+    try:
+        deadline = time.monotonic() + 60
+        while True:
+            try:
+                urllib.request.urlopen(f"{url}/health", timeout=1).close()
+                break
+            except OSError:
+                assert server.poll() is None, "the server ended"
+                assert time.monotonic() < deadline
+                time.sleep(0.2)
+        yield url
+    finally:
+        server.kill()
+        server.wait()
+
+
+@pytest.mark.skipif(not installed("openenv"), reason="needs the extra openenv")
+def test_openenv_servers(openenv_url: str) -> None:
+    config = Config(env=EnvConfig(name=f"openenv:{openenv_url}"), train=TrainConfig(max_turn=4))
+    env = make_env(config.env)
+    assert "say something, number 14" in env.reset(env.make_task(7, "train")).messages[-1].content
+    result = env.step(Message(role="assistant", content="<think></think><answer>hello</answer>"))
+    assert (result.messages[-1].content, result.reward, result.done) == ("you said 'hello'", 5.0, False)
+    env.close()
+    episodes = play_episodes(config, ScriptedPlayer("wrong", wrong), episodes=3)
+    assert [episode.status.value for episode in episodes] == ["completed"] * 3
+    assert [replay_episode(episode, config) for episode in episodes] == [None] * 3
+
+
+@pytest.mark.skipif(not installed("openenv"), reason="needs the extra openenv")
+def test_an_openenv_server_that_is_not_there() -> None:
+    with pytest.raises(ConnectionError, match="is the server running"):
+        OpenEnvEnv("http://127.0.0.1:9", timeout=2.0)
