@@ -1,7 +1,6 @@
 """verl's trainer on Ray without a GPU: two PPO steps of multi-turn episodes, and what they must prove."""
 
 import math
-from pathlib import Path
 
 import pytest
 import torch

@@ -31,14 +31,14 @@ def to_config(config: ConfigLike) -> Config:
         return config if config.backend == "verl" else config.model_copy(update={"backend": "verl"})
     if isinstance(config, ConfigStore):
         return load_config(config.tree, ["backend=verl"])
-    if not isinstance(config, str | Path | Mapping):
-        from omegaconf import DictConfig, OmegaConf
+    if type(config).__module__.startswith("omegaconf."):  # a Mapping too, but its lists and mappings are its own
+        from omegaconf import OmegaConf
 
-        if not isinstance(config, DictConfig):
-            raise ValueError(
-                f"a config is a Config, a ConfigStore, settings, a file or a recipe; got {type(config).__name__}"
-            )
         config = OmegaConf.to_container(config, resolve=True)
+    if not isinstance(config, str | Path | Mapping):
+        raise ValueError(
+            f"a config is a Config, a ConfigStore, settings, a file or a recipe; got {type(config).__name__}"
+        )
     return load_config(config, ["backend=verl"])
 
 

@@ -1,0 +1,257 @@
+"""The verl backend before Ray starts: what is mapped, what is refused, and what a user is told."""
+
+import runpy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("verl")
+
+from verl_parts import ROOT, tiny_config
+
+from turnwise.config.load import load_config
+from turnwise.config.schema import Config
+from turnwise.config.store import ConfigStore
+from turnwise.envs.base import Env
+from turnwise.envs.simple_game import SimpleGameEnvironment
+from turnwise.integrations.verl import require
+from turnwise.integrations.verl.cluster import ClusterError, find_placement, start_ray
+from turnwise.integrations.verl.custom import CustomEnvironmentDataset, EnvironmentRewardWrapper, _create_verl_config
+from turnwise.integrations.verl.pools import _default_resource_pool, _default_role_mapping, check_pool, check_roles
+from turnwise.integrations.verl.resolve import resolve
+from turnwise.integrations.verl.run import train
+from turnwise.integrations.verl.settings import Placement, UnsupportedError, compose, verl_settings
+from turnwise.testing.tiny import tiny_tokenizer
+from turnwise.types import Message
+
+pytestmark = pytest.mark.verl
+
+
+def _verl_config(folder: Path, *overrides: str) -> Any:
+    config = tiny_config(folder, *overrides)
+    return compose(verl_settings(config, placement=Placement(), model_path="m", run_dir=str(folder)))
+
+
+def test_settings_reach_verls_config(tmp_path: Path) -> None:
+    config = _verl_config(
+        tmp_path,
+        "algo.clip_high=0.3",
+        "algo.value_clip=null",
+        "algo.kl_coef=0.01",
+        "algo.kl_form=k2",
+        "train.mini_batches=2",
+        "train.critic_warmup=3",
+        "train.weight_decay=0.1",
+        "rollout.temperature=0.7",
+        "verl={critic.optim.lr: 0.5}",
+    )
+    actor = config.actor_rollout_ref.actor
+    assert (actor.clip_ratio_low, actor.clip_ratio_high) == (0.2, 0.3)
+    assert actor.policy_loss.loss_mode == "turnwise_clip_token"
+    assert (actor.use_kl_loss, actor.kl_loss_coef, actor.kl_loss_type) == (True, 0.01, "mse")
+    assert (actor.ppo_mini_batch_size, config.data.train_batch_size, config.actor_rollout_ref.rollout.n) == (1, 2, 2)
+    assert actor.optim.weight_decay == config.critic.optim.weight_decay == 0.1
+    assert config.critic.cliprange_value > 1e6
+    assert config.critic.optim.lr == 0.5  # what stands under `verl` wins
+    assert config.critic.enable is True
+    assert config.trainer.critic_warmup == 4  # verl counts steps from 1
+    assert config.actor_rollout_ref.rollout.temperature == 0.7
+
+
+def test_groups_need_no_critic(tmp_path: Path) -> None:
+    assert _verl_config(tmp_path, "algo.name=gspo").critic.enable is False
+
+
+@pytest.mark.parametrize(
+    ("setting", "said"),
+    [
+        ("model.critic=shared", "model.critic"),
+        ("train.schedule=linear", "constant and cosine"),
+        ("train.target_kl=0.1", "train.target_kl"),
+        ("env.shaping.normalize=batch", "env.shaping.normalize"),
+        ("model.lora.rank=8", "hf engine"),
+        ("train.deterministic=true", "train.deterministic"),
+    ],
+)
+def test_what_verl_cannot_honour_is_refused_by_name(tmp_path: Path, setting: str, said: str) -> None:
+    with pytest.raises(UnsupportedError, match=said):
+        train(tiny_config(tmp_path, setting))
+
+
+def test_all_refusals_come_at_once(tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedError) as caught:
+        train(tiny_config(tmp_path, "train.schedule=linear", "train.target_kl=0.1"))
+    assert "train.schedule" in str(caught.value)
+    assert "train.target_kl" in str(caught.value)
+
+
+def test_an_unknown_environment_is_named_before_ray_starts(tmp_path: Path) -> None:
+    import ray
+
+    with pytest.raises(ValueError, match=r"simple_gme.*did you mean simple_game"):
+        train(tiny_config(tmp_path, "env.name=simple_gme"))
+    assert not ray.is_initialized()
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
+def test_gpus_that_are_not_there(tmp_path: Path) -> None:
+    with pytest.raises(ClusterError, match=r"train.device is 'cuda', but this machine has no GPU"):
+        train(tiny_config(tmp_path, "train.device=cuda"))
+    with pytest.raises(ClusterError, match="4 GPUs were asked for, but this machine has no GPU"):
+        find_placement(device="auto", gpus=4)
+    with pytest.raises(ClusterError, match="2 nodes need a running Ray cluster"):
+        find_placement(device="cpu", nodes=2)
+    assert find_placement(device="auto") == Placement(nodes=1, gpus=1, device="cpu")
+
+
+def test_a_cluster_that_does_not_answer() -> None:
+    with pytest.raises(ClusterError, match=r"no Ray cluster answers at 127\.0\.0\.1:1"):
+        start_ray(Placement(), address="127.0.0.1:1")
+
+
+@pytest.mark.parametrize(("version", "said"), [("0.6.1", "too old"), ("0.9.0", "too old"), ("0.10.0", "too new")])
+def test_other_versions_of_verl_are_refused(version: str, said: str) -> None:
+    with pytest.raises(require.VerlUnavailableError, match=said):
+        require.check_version(version)
+
+
+def test_a_missing_ray_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    there = require.find_spec
+    monkeypatch.setattr(require, "find_spec", lambda name: None if name == "ray" else there(name))
+    with pytest.raises(require.VerlUnavailableError, match=r"needs ray.*pip install 'turnwise\[verl\]'"):
+        train(tiny_config(tmp_path))
+
+
+def test_the_seeds_config_is_taken(tmp_path: Path) -> None:
+    from omegaconf import OmegaConf
+
+    seed = OmegaConf.create(
+        {
+            "trainer": {"total_epochs": 10},
+            "algorithm": {"adv_estimator": "gae"},
+            "agent": {"max_turn": 5, "agent_length": 4},
+            "env_template": ["simple_game"],
+            "log": {"dir": str(tmp_path)},
+            "train": {"device": "cpu"},
+            "model": {"path": "m"},
+        }
+    )
+    verl_config, ours, recorder = resolve(seed, factories={})
+    recorder.close()
+    assert (ours.train.steps, ours.train.max_turn, ours.rollout.train.env_groups) == (10, 5, 4)
+    assert verl_config.trainer.total_training_steps == 10
+    assert verl_config.critic.enable is True
+
+
+def test_contradicting_sizes_are_refused(tmp_path: Path) -> None:
+    from omegaconf import open_dict
+
+    config = _verl_config(tmp_path)
+    with open_dict(config):
+        config.turnwise = {"json": tiny_config(tmp_path, "rollout.train.env_groups=4").model_dump_json()}
+    with pytest.raises(ValueError, match=r"data.train_batch_size = 2 contradicts rollout.train.env_groups = 4"):
+        resolve(config, factories={})
+
+
+def test_a_config_of_verls_without_ours_says_what_to_add(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"\+turnwise.config="):
+        resolve(_verl_config(tmp_path), factories={})
+
+
+def test_roles_and_pools(tmp_path: Path) -> None:
+    from verl.trainer.ppo.utils import Role
+
+    config = _verl_config(tmp_path, "algo.kl_coef=0.1")
+    roles = _default_role_mapping(config)
+    assert set(roles) == {Role.ActorRolloutRef, Role.Critic}
+    pool = _default_resource_pool(config)
+    assert pool.get_n_gpus() == 1
+    check_roles(roles, roles)
+    check_pool(pool, {role: "global_pool" for role in roles})
+    with pytest.raises(ValueError, match=r"missing: \['Critic'\]"):
+        check_roles({Role.ActorRolloutRef: object}, roles)
+    with pytest.raises(ValueError, match=r"without use: \['RewardModel'\]"):
+        check_roles({**roles, Role.RewardModel: object}, roles)
+    with pytest.raises(ValueError, match="gives no pool to role Critic"):
+        check_pool(pool, {Role.Critic: "x"}) if pool.mapping.pop(Role.Critic) else None
+
+
+def test_config_store_to_verl(tmp_path: Path) -> None:
+    store = ConfigStore()
+    store.training.num_epochs = 7
+    store.train.device = "cpu"
+    store.log.dir = str(tmp_path)
+    store.model.path = "m"
+    config = _create_verl_config(store)
+    assert config.trainer.total_training_steps == 7
+    assert config.trainer.v1.trainer_mode == "turnwise"
+
+
+def test_the_data_set_has_the_prompts_of_the_agents() -> None:
+    config = Config(backend="verl", rollout={"train": {"env_groups": 3}})
+    tokenizer = tiny_tokenizer()
+    rows = CustomEnvironmentDataset(SimpleGameEnvironment(), tokenizer, config=config, size=5, max_length=600)
+    row = rows[4]
+    shown = tokenizer.decode(row["input_ids"][row["attention_mask"].bool()])
+    assert row["raw_prompt"][-1]["content"] in shown
+    assert "You are at" in row["raw_prompt"][-1]["content"]
+    assert rows[0]["raw_prompt"] == rows[0]["raw_prompt"] != rows[1]["raw_prompt"]
+    with pytest.raises(ValueError, match="raise max_length"):
+        CustomEnvironmentDataset(SimpleGameEnvironment(), tokenizer, config=config, max_length=10)[0]
+
+
+class _Walker:
+    """Plays on in the direction of the first reply."""
+
+    def run_episode(self, env: Env, response: str) -> float:
+        total, done = 0.0, False
+        for _ in range(20):
+            result = env.step(Message(role="assistant", content=response))
+            total, done = total + result.reward, result.done
+            if done:
+                break
+        return total
+
+
+def test_rewards_of_one_step_and_of_a_whole_episode() -> None:
+    from turnwise.data.batch import collate
+    from turnwise.integrations.verl.convert import batch_to_dataproto
+    from turnwise.types import Sample
+
+    config = load_config({"env": {"format": {"think": False}}, "backend": "verl"})
+    tokenizer = tiny_tokenizer()
+    tasks = CustomEnvironmentDataset(SimpleGameEnvironment(), tokenizer, config=config)
+    env = SimpleGameEnvironment()
+    env.reset(seed=tasks.task(0).seed, split="train")
+    towards = "right" if env._target > env._place else "left"
+    said = tokenizer.encode(f"<answer>{towards}</answer>")
+    sample = Sample(
+        ids=(1, *said),
+        response_mask=(False, *[True] * len(said)),
+        loss_mask=(False, *[True] * len(said)),
+        logprobs=(0.0, *[-1.0] * len(said)),
+        turn_ids=(-1, *[0] * len(said)),
+        rewards=(0.0,) * (1 + len(said)),
+        state_keys={0: "s"},
+        episode_id="e",
+        group_id=0,
+        truncated=False,
+    )
+    data = batch_to_dataproto(collate([sample]))
+    data.non_tensor_batch |= {"index": [0], "split": ["train"]}
+    options: dict[str, Any] = {"config": config}
+    one = EnvironmentRewardWrapper(SimpleGameEnvironment(), tokenizer, **options)(data)
+    assert one.tolist() == [float(abs(env._target - env._place) == 1)]
+    shaped = EnvironmentRewardWrapper(
+        SimpleGameEnvironment(), tokenizer, reward_fn=lambda reward, text, info: reward + 5.0, **options
+    )(data)
+    assert shaped.tolist() == [one.item() + 5.0]
+    whole = EnvironmentRewardWrapper(SimpleGameEnvironment(), tokenizer, multi_turn_engine=_Walker(), **options)(data)
+    assert whole.tolist() == [1.0]
+
+
+def test_the_capability_table_is_current() -> None:
+    script = runpy.run_path(str(ROOT / "scripts" / "capability_table.py"))
+    assert script["PAGE"].read_text(encoding="utf-8") == script["page"](), "run scripts/capability_table.py"

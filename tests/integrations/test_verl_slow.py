@@ -1,0 +1,146 @@
+"""Longer runs on verl: two ranks and resume, other algorithms, losses of workers, the seeds' examples, learning."""
+
+import json
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("verl")
+
+from verl_parts import ROOT, run_python, tiny_config, train_apart, trained
+
+from turnwise.envs.registry import make_env
+from turnwise.log.store import RunReader
+from turnwise.rollout.plan import plan_rollout
+
+pytestmark = [pytest.mark.verl, pytest.mark.slow, pytest.mark.timeout(900)]
+
+
+def test_two_ranks_and_resume(tmp_path: Path) -> None:
+    config = tiny_config(tmp_path, "checkpoint.every=2")
+    run, _ = trained(tmp_path, config, gpus=2)
+    assert (run.path / "checkpoints" / "global_step_2").is_dir()
+    longer = tiny_config(tmp_path, "checkpoint.every=2", "train.steps=3")
+    outcome = train_apart(tmp_path, longer, gpus=2, resume=str(run.path))
+    assert outcome.code == 0, outcome.text[-4000:]
+    rows = [row for row in run.metrics() if "rollout/reward" in row]
+    assert [row["step"] for row in rows] == [0, 1, 2]
+    for row in rows:
+        assert row["training/rollout_actor_probs_pearson_corr"] > 0.999
+        assert row["actor/grad_norm"] > 0
+        assert row["rollout/failures"] == 0
+    # The third step plays the third step's tasks, with the weights of the second.
+    episodes = run.episodes(2)
+    plans = plan_rollout(config, split="train", step=2, probes={"simple_game": make_env(config.env)})
+    assert [episode.task for episode in episodes] == [plan.task for plan in plans]
+    assert {turn.completion.policy_version for episode in episodes for turn in episode.turns} == {2}
+
+
+def test_grpo_with_reference_filter_windows_and_failures(tmp_path: Path) -> None:
+    """Groups as baselines, a KL in the loss, several rows per episode, and members that fail on the way"""
+    config = tiny_config(
+        tmp_path,
+        "algo.name=grpo",
+        "algo.reduction=token_mean",
+        "algo.kl_coef=0.1",
+        "algo.filter=dynamic",
+        "rollout.window=last_k",
+        "rollout.window_turns=1",
+        "rollout.train.group_size=3",
+        "rollout.retries=0",
+        f"env.name={ROOT}/tests/integrations/verl_envs.py:Fragile",
+        "env.max_turn=3",
+    )
+    run, _ = trained(tmp_path, config)
+    rows = [row for row in run.metrics() if "rollout/reward" in row]
+    assert len(rows) == 2
+    for row in rows:
+        assert row["rollout/failures"] + row["rollout/episodes"] >= 6
+        assert row["rollout/contexts"] > 1
+        assert row["actor/kl_loss"] is not None
+    assert sum(row["rollout/failures"] for row in rows) > 0
+    assert all(not episode.status.failed for step in (0, 1) for episode in run.episodes(step))
+
+
+def test_an_environment_that_always_fails_ends_the_run(tmp_path: Path) -> None:
+    config = tiny_config(tmp_path, f"env.name={ROOT}/tests/integrations/verl_envs.py:Broken", "rollout.retries=0")
+    outcome = train_apart(tmp_path, config)
+    assert outcome.code != 0
+    assert "RolloutError" in outcome.text
+    assert "the floor is gone" in outcome.text
+
+
+@pytest.mark.parametrize("victim", ["agent", "server", "trainer"])
+def test_a_killed_worker_is_an_error_within_a_minute(tmp_path: Path, victim: str) -> None:
+    code = """
+import sys
+from verl_killer import run
+run(sys.argv[1], sys.argv[2])
+"""
+    path = tmp_path / "given.json"
+    path.write_text(tiny_config(tmp_path, "train.steps=500", "log.episodes_every=0").model_dump_json())
+    outcome = run_python(code, str(path), victim)
+    assert outcome.code == 0, outcome.text[-4000:]
+    report = json.loads(outcome.text.split("KILLED ")[1].splitlines()[0])
+    assert report["error"] == "WorkerDiedError"
+    assert "died in step" in report["message"]
+    assert report["seconds"] < 60
+
+
+@pytest.mark.parametrize("script", ["verl_agent_trainer.py", "verl_custom_trainer.py"])
+def test_the_examples_run(tmp_path: Path, script: str) -> None:
+    code = "import runpy, sys; sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0], run_name='__main__')"
+    outcome = run_python(code, str(ROOT / "examples" / script), str(tmp_path))
+    assert outcome.code == 0, outcome.text[-4000:]
+    run = RunReader(next((tmp_path / "runs").iterdir()))
+    rows = [row for row in run.metrics() if "rollout/reward" in row]
+    assert len(rows) == 2
+    assert all(row["rollout/failures"] == 0 for row in rows)
+    assert rows[1]["training/rollout_actor_probs_pearson_corr"] > 0.999
+
+
+def test_verls_own_command(tmp_path: Path) -> None:
+    """`python -m verl.trainer.main_ppo` with our plugin and overrides"""
+    source = tmp_path / "given.yaml"
+    source.write_text(json.dumps(tiny_config(tmp_path).model_dump(mode="json")))
+    made = subprocess.run(
+        [sys.executable, "-m", "turnwise.integrations.verl.overrides", str(source), "trainer.logger=[file]"],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        check=True,
+    )
+    words = [line for line in made.stdout.splitlines() if line.startswith("++")]
+    code = "import runpy, sys; runpy.run_module('verl.trainer.main_ppo', run_name='__main__', alter_sys=True)"
+    outcome = run_python(
+        code,
+        *words,
+        f"hydra.run.dir={tmp_path}/hydra",
+        environment={
+            "VERL_USE_EXTERNAL_MODULES": "turnwise.integrations.verl.plugin,turnwise.integrations.verl.trainer",
+            "VERL_FILE_LOGGER_PATH": str(tmp_path / "metrics.jsonl"),
+            "ONEDNN_MAX_CPU_ISA": "AVX512_CORE_BF16",
+        },
+    )
+    assert outcome.code == 0, outcome.text[-4000:]
+    rows = [json.loads(line)["data"] for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert len(rows) == 2
+    assert rows[1]["training/rollout_actor_probs_pearson_corr"] > 0.999
+    assert rows[1]["rollout/turns"] == 3
+
+
+def test_it_learns(tmp_path: Path) -> None:
+    """The count environment: a random model learns to answer in plain characters, in three turns each"""
+    from turnwise.config.load import load_config
+
+    source = ROOT / "examples" / "verl_count.yaml"
+    config = load_config(
+        source, [f"log.dir={tmp_path}/runs", "log.name=run", f"env.name={ROOT}/examples/verl_count.py:CountEnv"]
+    )
+    run, outcome = trained(tmp_path, config, seconds=800)
+    rewards = [row["rollout/reward"] for row in run.metrics() if "rollout/reward" in row]
+    print(f"{outcome.seconds:.0f} s; reward {[round(reward, 2) for reward in rewards[::5]]}")
+    assert statistics.mean(rewards[-5:]) > statistics.mean(rewards[:5]) + 0.8

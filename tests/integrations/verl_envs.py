@@ -1,0 +1,32 @@
+"""Environments that misbehave."""
+
+from typing import Any
+
+from turnwise.envs.base import BaseEnv
+
+
+class Fragile(BaseEnv):
+    """Pays by the length of the reply; every third noise seed breaks it in its second step."""
+
+    instruction = "Say something."
+
+    def reset(self, seed: int | None = None, *, noise_seed: int = 0, **kwargs: Any) -> str:
+        self._breaks = noise_seed % 3 == 0
+        self._steps = 0
+        return "go"
+
+    def step(self, action: str) -> tuple[str, float, bool, dict[str, Any]]:
+        self._steps += 1
+        if self._breaks and self._steps == 2:
+            raise RuntimeError("the ice broke")
+        return "on", float(len(action)) + self._steps, False, {}
+
+
+class Broken(BaseEnv):
+    """Never survives a step."""
+
+    def reset(self, seed: int | None = None, **kwargs: Any) -> str:
+        return "go"
+
+    def step(self, action: str) -> tuple[str, float, bool, dict[str, Any]]:
+        raise RuntimeError("the floor is gone")
