@@ -31,7 +31,7 @@ class Oldest:
     def oai_tools(self):
         raise AttributeError("use tool_defs")
 
-    tool_defs = [{"name": "search"}]
+    tool_defs = ({"name": "search"},)
 
 
 class Group:

@@ -1,10 +1,12 @@
 """From TRL's arguments to the parts that play the episodes: engine, rollout config, player."""
 
+import logging
 from typing import Any
 
 from accelerate import DistributedType
 
 from turnwise.config.schema import Config, EnvConfig, RolloutConfig, TrainConfig
+from turnwise.envs.base import EnvError
 from turnwise.generate.base import Generator
 from turnwise.generate.hf import HFGenerator
 from turnwise.generate.stops import end_ids
@@ -14,6 +16,7 @@ from turnwise.integrations.trl.player import EpisodePlayer
 from turnwise.integrations.trl.sources import EnvSource
 from turnwise.rollout.render import Renderer
 
+logger = logging.getLogger(__name__)
 DEFAULT_TURNS = 10
 PROBED_PROMPTS = 8
 
@@ -136,12 +139,11 @@ def _measure_context(source: EnvSource, tokenizer: Any, args: VerifiersGRPOConfi
     """Room for the longest of the first prompts twice over, and for the completion."""
     renderer = Renderer(tokenizer)
     longest = 64
-    for number in range(min(PROBED_PROMPTS, source.length("train"))):
-        try:
-            opening = source.probe.reset(source.task("train", number))
-        except Exception:  # it fails in its episode too, where failures are counted
-            continue
-        longest = max(longest, len(renderer.encode(renderer.prompt(opening.messages, opening.tools))))
+    try:
+        for opening in source.openings("train", limit=PROBED_PROMPTS):
+            longest = max(longest, len(renderer.encode(renderer.prompt(opening.messages, opening.tools))))
+    except EnvError as error:  # it fails in its episode too, where failures are counted
+        logger.warning("could not measure the prompts: %s", error)
     return 2 * longest + args.max_completion_length
 
 

@@ -2,7 +2,7 @@
 
 import copy
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,7 +17,7 @@ from turnwise.envs.validate import json_safe
 from turnwise.integrations.trl.factory_env import FactoryTurns
 from turnwise.integrations.verifiers import is_legacy_environment, is_taskset, legacy_source, taskset_source
 from turnwise.seeding import derive_seed
-from turnwise.types import Json, Task
+from turnwise.types import Json, Observation, Task
 
 ROW = "turnwise_row"
 """The column of TRL's data set that says which task a row is."""
@@ -73,9 +73,15 @@ class EnvSource:
         payload = json_safe(dict(rows[number]))
         return Task(id=f"{self.name}/{split}/{number}", seed=seed, payload=payload, split=split)
 
-    def opening(self, split: str, number: int) -> list[dict[str, Json]]:
-        """The first messages of a task, the system message included."""
-        return [message.to_json() for message in self.probe.reset(self.task(split, number)).messages]
+    def openings(self, split: str, *, limit: int | None = None) -> Iterator[Observation]:
+        """What the first tasks of a split show before the first turn, the system message included."""
+        env = self.factory()
+        try:
+            count = self.length(split)
+            for number in range(count if limit is None else min(limit, count)):
+                yield env.reset(self.task(split, number))
+        finally:
+            env.close()
 
     def placeholder(self, split: str, number: int) -> list[dict[str, Json]]:
         """The prompt as far as it is known without a reset. Once played, the real opening takes its place."""

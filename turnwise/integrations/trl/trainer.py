@@ -120,8 +120,8 @@ def _dataset(source: EnvSource, split: str, several: bool) -> Any:
         for row in rows:
             row["prompt"] = source.placeholder(split, row[ROW])
         return Dataset.from_list(rows)
-    for row in rows:
-        row["prompt"] = source.opening(split, row[ROW])
+    for row, opening in zip(rows, source.openings(split), strict=True):
+        row["prompt"] = [message.to_json() for message in opening.messages]
     columns = [source.columns(split, number) for number in numbers]
     try:
         return Dataset.from_list([{**column, **row} for column, row in zip(columns, rows, strict=True)])
