@@ -13,9 +13,13 @@ import psutil
 import pytest
 
 from turnwise.config.schema import Config, EnvConfig, FormatConfig, GroupsConfig, RolloutConfig
+from turnwise.envs.base import BaseEnv
+from turnwise.envs.registry import make_env
 from turnwise.generate.base import Session
 from turnwise.generate.scripted import ScriptedGenerator
+from turnwise.rollout.env_state import EnvStateManager
 from turnwise.rollout.proxy import AgentProxy, RolloutResult
+from turnwise.rollout.workers import open_pool
 from turnwise.testing.tiny import tiny_tokenizer
 
 
@@ -129,11 +133,118 @@ def test_workers_die_with_a_parent_that_was_killed(tmp_path: Path) -> None:
     assert not psutil.pid_exists(workers[0])
 
 
+def config_for(env: EnvConfig, *, groups: int = 4, size: int = 4, **rollout: Any) -> Config:
+    settings = {"isolation": "process", "num_workers": 1, "retries": 0, **rollout}
+    return Config(env=env, rollout=RolloutConfig(train=GroupsConfig(env_groups=groups, group_size=size), **settings))
+
+
+def rollout(config: Config) -> tuple[RolloutResult, dict[str, Any]]:
+    tokenizer = tiny_tokenizer()
+
+    def script(session: Session, ids: tuple[int, ...], call: int) -> str:
+        return ("go", "stop")[session.seed >> call & 1]
+
+    generator = ScriptedGenerator(script, tokenizer=tokenizer, end_id=tokenizer.eos_token_id)
+    proxy = AgentProxy(config, generator, tokenizer)
+    try:
+        return proxy.play(0), proxy.env_state.pool_facts()
+    finally:
+        proxy.close()
+
+
+def test_a_worker_holds_no_more_environments_than_it_may(tmp_path: Path) -> None:
+    def crowd(name: str, **settings: Any) -> tuple[float, dict[str, Any]]:
+        marks = tmp_path / name
+        marks.mkdir()
+        env = EnvConfig(
+            name="turnwise.testing.faulty:CrowdEnv", options={"marks": str(marks)}, format=FormatConfig(style="raw")
+        )
+        result, facts = rollout(config_for(env, **settings))
+        assert len(result.episodes) == 16
+        assert not list(marks.iterdir())
+        return max(turn.reward for episode in result.episodes for turn in episode.turns), facts["workers"]
+
+    most, counts = crowd("limited", worker_envs=2)
+    assert most <= 2
+    assert counts["waited"] == 14
+    most, counts = crowd("two", worker_envs=3, num_workers=2)
+    assert most <= 6
+    assert (counts["started"], counts["restarted"]) == (2, 0)
+    most, counts = crowd("open")
+    assert most > 6
+    assert counts["waited"] == 0
+
+
+def test_a_place_that_its_episode_lost_is_given_to_the_next(tmp_path: Path) -> None:
+    """Every environment of these dies or hangs at its first try; all episodes are played nevertheless."""
+    options = {"share": 1.0, "faults": ["kill", "hang"], "marks": str(tmp_path)}
+    env = EnvConfig(name="turnwise.testing.faulty:FaultyEnv", options=options, format=FormatConfig(style="raw"))
+    config = config_for(env, groups=2, size=3, worker_envs=1, step_timeout=0.5, reset_timeout=2.0, retries=3)
+    result, facts = rollout(config)
+    counts = facts["workers"]
+    assert len(result.episodes) == 6
+    assert counts["restarted"] == counts["started"] - 1 == counts["hung"] + counts["died"]
+    assert counts["restarted"] >= 4
+
+
+def test_in_lockstep_all_environments_need_a_place() -> None:
+    env = EnvConfig(name="turnwise.testing.faulty:FaultyEnv", options={"share": 0.0}, format=FormatConfig(style="raw"))
+    small = EnvStateManager(config_for(env, worker_envs=3))
+    with pytest.raises(ValueError, match=r"16 environments at once.*raise rollout.worker_envs"):
+        small.reset()
+    small.close()
+    wide = EnvStateManager(config_for(env, groups=20))
+    try:
+        assert len(wide.reset()) == 80
+    finally:
+        wide.close()
+
+
+def test_memory_of_a_worker_is_limited() -> None:
+    env = EnvConfig(name="turnwise.testing.faulty:GreedyEnv", format=FormatConfig(style="raw"))
+    result, _ = rollout(config_for(env, groups=4, size=4, worker_memory_mb=1024))
+    assert {e.turns[0].text for e in result.episodes} == {"go"}
+    failed = [e for e in result.dropped if e.status.failed]
+    assert failed
+    assert all(e.status.value == "env_error" and "MemoryError" in (e.error or "") for e in failed)
+    assert len(result.episodes) + len(result.dropped) == 16
+
+
+class Slow(BaseEnv):
+    """Takes 10 ms a step."""
+
+    actions = ("go",)
+
+    def reset(self, seed: int | None = None, **kwargs: Any) -> str:
+        return "go?"
+
+    def step(self, action: str) -> tuple[str, float, bool, dict[str, Any]]:
+        time.sleep(0.01)
+        return "gone", 1.0, False, {}
+
+
+def test_isolation_is_chosen_by_measurement_and_told(caplog: pytest.LogCaptureFixture) -> None:
+    slow = EnvConfig(name=f"{__file__}:Slow")
+    with caplog.at_level("INFO", logger="turnwise.rollout.workers"):
+        cheap = open_pool({"lake": EnvConfig()}, RolloutConfig())
+        dear = open_pool({"lake": EnvConfig(), "slow": slow}, RolloutConfig())
+        objects = open_pool({"slow": slow}, RolloutConfig(), factories={"slow": lambda: make_env(slow)})
+    kinds = [pool.facts()["isolation"] for pool in (cheap, dear, objects)]
+    assert kinds == ["inline", "process", "thread"]
+    assert cheap.facts()["ms_per_call"]["lake"] < 2.0 < dear.facts()["ms_per_call"]["slow"]
+    assert "isolation process, measured per call: lake" in caplog.text
+
+
+def test_an_environment_that_hangs_while_it_is_measured_gets_a_process() -> None:
+    options = {"share": 1.0, "faults": ["hang"], "hang_seconds": 20.0}
+    env = EnvConfig(name="turnwise.testing.faulty:FaultyEnv", options=options, format=FormatConfig(style="raw"))
+    config = RolloutConfig(reset_timeout=0.2, step_timeout=0.1)
+    assert open_pool({"e": env}, config).facts()["isolation"] == "process"
+
+
 def test_objects_cannot_move_to_processes() -> None:
     config = Config(rollout=RolloutConfig(isolation="process"))
     tokenizer = tiny_tokenizer()
     generator = ScriptedGenerator(lambda session, ids, call: [1], end_id=1)
-    from turnwise.envs.registry import make_env
-
     with pytest.raises(ValueError, match="cannot run in worker processes"):
         AgentProxy(config, generator, tokenizer, factories={"frozen_lake": lambda: make_env(EnvConfig())})

@@ -12,7 +12,7 @@ from turnwise.rollout.loop import EventLoop
 from turnwise.rollout.outputs import EnvInput, EnvOutput
 from turnwise.rollout.plan import EnvFactory, EpisodePlan, env_configs, plan_rollout
 from turnwise.rollout.workers import open_pool
-from turnwise.types import Episode, Status
+from turnwise.types import Episode, Json, Status
 
 
 class EnvStateManager:
@@ -90,6 +90,11 @@ class EnvStateManager:
     def episodes(self) -> list[Episode]:
         """The rollout's finished episodes."""
         return [agent.episode() for agent in self.agents.values() if agent.done]
+
+    def pool_facts(self) -> dict[str, Json]:
+        """Where the environments run (isolation), what they were measured to take (ms_per_call), and how many workers
+        were started, restarted, hung or died."""
+        return self._pool.facts()
 
     async def aclose(self) -> None:
         """Closes every environment."""

@@ -170,6 +170,7 @@ class ProcessPool:
     def __init__(self, configs: Mapping[str, EnvConfig], config: RolloutConfig) -> None:
         self.config = config
         self.counts = WorkerCounts()
+        self.measured: dict[str, float] = {}
         self._limit: int | None = config.worker_envs or ENVS_PER_WORKER
         self._configs = {tag: env.model_dump(mode="json") for tag, env in configs.items()}
         self._workers: list[_Worker] = []
@@ -193,6 +194,9 @@ class ProcessPool:
                 "rollout.num_workers"
             )
         self._limit = self.config.worker_envs
+
+    def facts(self) -> dict[str, Json]:
+        return {"isolation": "process", "ms_per_call": self.measured, "workers": self.counts.to_json()}
 
     async def take_place(self) -> _Worker:
         """The worker with the fewest environments, once there is room in one. The place is taken."""

@@ -10,14 +10,14 @@ from concurrent.futures import ThreadPoolExecutor
 from random import Random
 from typing import Protocol, TypeVar
 
-from turnwise.config.schema import EnvConfig, RolloutConfig
+from turnwise.config.schema import EnvConfig, Isolation, RolloutConfig
 from turnwise.envs.adapt import TextTurns
 from turnwise.envs.base import Env, EnvError, EnvTimeoutError
 from turnwise.envs.registry import make_env
 from turnwise.envs.remote import RemoteEnv
 from turnwise.rollout.plan import EnvFactory
 from turnwise.rollout.processes import ProcessPool, WorkerLostError
-from turnwise.types import Message, Observation, StepResult, Task
+from turnwise.types import Json, Message, Observation, StepResult, Task
 
 __all__ = [
     "EnvHandle",
@@ -48,6 +48,10 @@ class EnvPool(Protocol):
     def open(self, tag: str) -> EnvHandle: ...
     def expect_together(self, count: int) -> None:
         """Says that `count` environments will be open at once, none of them waiting for another's end."""
+        ...
+
+    def facts(self) -> dict[str, Json]:
+        """Where the environments run, what was measured of them, and what happened to worker processes."""
         ...
 
     async def close(self) -> None: ...
@@ -107,6 +111,7 @@ class LocalPool:
 
     def __init__(self, factories: Mapping[str, EnvFactory], config: RolloutConfig, *, threads: int = 0) -> None:
         self.config = config
+        self.measured: dict[str, float] = {}
         self._factories = factories
         self._threads = threads
         self._executor = ThreadPoolExecutor(threads, "turnwise-env") if threads else None
@@ -117,6 +122,9 @@ class LocalPool:
 
     def expect_together(self, count: int) -> None:
         """Nothing to prepare: there is room for any number."""
+
+    def facts(self) -> dict[str, Json]:
+        return {"isolation": "thread" if self._threads else "inline", "ms_per_call": self.measured}
 
     def take(self, tag: str) -> Env:
         """An environment that nobody uses, or a new one."""
@@ -210,24 +218,26 @@ def _measure(factory: EnvFactory, *, limit: float) -> tuple[float, bool]:
     return found[0]
 
 
-def choose_isolation(factories: Mapping[str, EnvFactory], config: RolloutConfig, *, objects: bool) -> str:
-    """Where these environments should run, by measurement: inline where every one of them is cheap, else in worker
-    processes; in threads where they are objects, which cannot move, or wait for another machine."""
-    kind = "inline"
+def choose_isolation(
+    factories: Mapping[str, EnvFactory], config: RolloutConfig, *, objects: bool
+) -> tuple[Isolation, dict[str, float]]:
+    """(where these environments should run, milliseconds per call of each), by measurement: inline where every one of
+    them is cheap, else in worker processes; in threads where they are objects, which cannot move, or wait for another
+    machine."""
+    kind: Isolation = "inline"
+    measured: dict[str, float] = {}
     for tag, factory in factories.items():
         try:
             seconds, remote = _measure(factory, limit=config.reset_timeout + MEASURED_STEPS * config.step_timeout)
         except Exception as error:  # an environment that fails here fails in its episode, where it is counted
             logger.warning("could not measure %s: %s: %s", tag, type(error).__name__, error)
             continue
-        cheap = seconds <= CHEAP_STEP_SECONDS
-        logger.info(
-            "environment %s takes %.2f ms a call, which is %s", tag, seconds * 1e3, "cheap" if cheap else "slow"
-        )
-        if not cheap and kind != "process":
+        measured[tag] = seconds * 1e3
+        if seconds > CHEAP_STEP_SECONDS and kind != "process":
             kind = "thread" if objects or remote else "process"
-    logger.info("environments run in isolation: %s", kind)
-    return kind
+    shown = ", ".join(f"{tag} {ms:.2f} ms" for tag, ms in measured.items())
+    logger.info("environments run in isolation %s, measured per call: %s", kind, shown or "nothing")
+    return kind, measured
 
 
 def open_pool(
@@ -245,12 +255,15 @@ def open_pool(
             "name, or set rollout.isolation to thread or inline"
         )
     local = {tag: given.get(tag) or _factory(env) for tag, env in configs.items()}
-    kind = config.isolation
+    kind, measured = config.isolation, dict[str, float]()
     if kind == "auto":
-        kind = choose_isolation(local, config, objects=bool(given))
+        kind, measured = choose_isolation(local, config, objects=bool(given))
     if kind == "process":
-        return ProcessPool(configs, config)
-    return LocalPool(local, config, threads=config.num_workers if kind == "thread" else 0)
+        pool = ProcessPool(configs, config)
+    else:
+        pool = LocalPool(local, config, threads=config.num_workers if kind == "thread" else 0)
+    pool.measured = measured
+    return pool
 
 
 def _factory(config: EnvConfig) -> EnvFactory:

@@ -88,3 +88,48 @@ class FaultyEnv(BaseEnv):
             case _:
                 time.sleep(0.05)
         return None
+
+
+class GreedyEnv(BaseEnv):
+    """One turn. "go" is fine; "stop" takes `megabytes` of memory, which a worker's memory limit must not allow."""
+
+    instruction = "Say go."
+    actions = ("go", "stop")
+
+    def __init__(self, megabytes: int = 4096) -> None:
+        self._megabytes = megabytes
+
+    def reset(self, seed: int | None = None, **kwargs: Any) -> str:
+        return "Say go."
+
+    def step(self, action: str) -> Any:
+        if action == "stop":
+            taken = bytearray(self._megabytes << 20)
+            return f"Took {len(taken)} bytes.", 1.0, True, {}
+        return "Fine.", 0.5, True, {}
+
+
+class CrowdEnv(BaseEnv):
+    """Two turns. The reward tells how many environments of its kind are playing at once, by marks in a directory."""
+
+    instruction = "Say go."
+    actions = ("go", "stop")
+
+    def __init__(self, marks: str) -> None:
+        self._marks = Path(marks)
+        self._mark: Path | None = None
+        self._left = 2
+
+    def reset(self, seed: int | None = None, *, noise_seed: int = 0, **kwargs: Any) -> str:
+        self._mark = self._marks / f"{noise_seed}"
+        self._mark.touch()
+        self._left = 2
+        return "Say go."
+
+    def step(self, action: str) -> Any:
+        self._left -= 1
+        return "Again.", float(len(list(self._marks.iterdir()))), self._left == 0, {}
+
+    def close(self) -> None:
+        if self._mark is not None:
+            self._mark.unlink(missing_ok=True)
