@@ -8,15 +8,19 @@ def register(app: typer.Typer) -> None:
 
 
 def envs() -> None:
-    """List the environments, and what they still need."""
-    from turnwise.envs.registry import list_envs
+    """List the environments: whether each one is ready, what it needs, and what it is."""
+    from turnwise.envs.registry import EnvSpec, list_envs
+
+    def needs(spec: EnvSpec) -> str:
+        return spec.install or (f"(turnwise[{spec.also}])" if spec.also else "-")
 
     rows = list_envs()
-    width = max(len(spec.name) for spec in rows)
+    lines = [("name", "ready", "needs", "what it is")]
     for spec in rows:
         also = f" Also called {', '.join(spec.aliases)}." if spec.aliases else ""
-        print(f"{spec.name:<{width}}  {spec.summary}{also}")
-        if not spec.available:
-            wanted = f"turnwise[{spec.extra}]" if spec.extra else " ".join(spec.missing)
-            print(f"{'':<{width}}  not installed: pip install '{wanted}'")
-    print("\nAnother environment is named as module:Class or path/to/file.py:Class.")
+        lines.append((spec.name, "yes" if spec.available else "no", needs(spec), spec.summary + also))
+    widths = [max(len(line[column]) for line in lines) for column in range(3)]
+    for line in lines:
+        print("  ".join([*(text.ljust(width) for text, width in zip(line, widths, strict=False)), line[3]]))
+    print("\nWhat an environment needs is installed by: pip install 'NEEDS'. In brackets: it runs without, with less.")
+    print("Another environment is named as module:Class or path/to/file.py:Class, or by the url of turnwise serve-env.")

@@ -99,7 +99,8 @@ def check_env(
         def fresh() -> Env:
             return as_env(env_or_name() if isinstance(env_or_name, type) else env_or_name, config=config, name=name)
 
-    return _Checker(name, fresh, seeds=seeds, player=player or random_player).run()
+    shared = not isinstance(env_or_name, str | type)
+    return _Checker(name, fresh, seeds=seeds, player=player or random_player, shared=shared).run()
 
 
 def random_player(env: Env, rng: Random) -> str:
@@ -119,8 +120,9 @@ class _Played:
 
 
 class _Checker:
-    def __init__(self, name: str, fresh: Callable[[], Env], *, seeds: int, player: Player) -> None:
+    def __init__(self, name: str, fresh: Callable[[], Env], *, seeds: int, player: Player, shared: bool) -> None:
         self._name, self._fresh, self._seeds, self._player = name, fresh, seeds, player
+        self._shared = shared  # `fresh` gives the same object again, so it is closed once, at the end
         self._findings: dict[tuple[str, str], Finding] = {}
         self._episodes = 0
         self._noisy = False
@@ -170,6 +172,8 @@ class _Checker:
         if _facts(again) != _facts(played):
             self._error("determinism", f"seed {seed}: the same seed and replies led to {_difference(played, again)}")
         noisy = self._replay(other, seed, played.replies, noise_seed=2)
+        if not self._shared:
+            other.close()
         if noisy.opening.messages != played.opening.messages:
             self._error("noise", f"seed {seed}: noise_seed changes the initial state, which a group must share")
         elif _facts(noisy) != _facts(played):

@@ -43,6 +43,8 @@ class EnvSpec:
     """The extra of turnwise that installs what it needs."""
     needs: tuple[str, ...] = ()
     """Modules that must be importable."""
+    also: str | None = None
+    """An extra that it runs without, and that adds something to it."""
     door: str | None = None
     """Where the row stands for many environments: the option that says which one, and that NAME:TEXT gives."""
     given: Mapping[str, Any] = field(default_factory=dict[str, Any])
@@ -56,6 +58,11 @@ class EnvSpec:
     @property
     def available(self) -> bool:
         return not self.missing
+
+    @property
+    def install(self) -> str:
+        """What pip must install before it runs: turnwise with an extra, or the packages themselves."""
+        return f"turnwise[{self.extra}]" if self.extra else " ".join(self.needs)
 
 
 _BUILT_IN: tuple[EnvSpec, ...] = (
@@ -90,6 +97,7 @@ _BUILT_IN: tuple[EnvSpec, ...] = (
         name="alfworld",
         target="turnwise.envs.alfworld:AlfWorldEnv",
         summary="Household tasks in text: find, carry, clean, heat, cool and place objects.",
+        also="alfworld",
     ),
     EnvSpec(
         name="webshop",
@@ -103,6 +111,7 @@ _BUILT_IN: tuple[EnvSpec, ...] = (
         target="turnwise.envs.math_qa:MathQAEnv",
         aliases=("MetaMathQA",),
         summary="Math questions with several tries; GSM8K, MetaMathQA or your own.",
+        also="math",
     ),
     EnvSpec(
         name="gymnasium",
@@ -232,9 +241,9 @@ def make(name: str, options: Mapping[str, Any] | None = None) -> object:
     """
     spec = find_env(name)
     if spec.missing:
-        extra = f"turnwise[{spec.extra}]" if spec.extra else " ".join(spec.missing)
         raise ImportError(
-            f"environment {spec.name!r} needs {', '.join(spec.missing)}, not installed; run: pip install '{extra}'"
+            f"environment {spec.name!r} needs {', '.join(spec.missing)}, not installed; run: pip install "
+            f"'{spec.install}'"
         )
     factory = _load(spec.target) if isinstance(spec.target, str) else spec.target
     options = {**spec.given, **(options or {})}
