@@ -5,6 +5,7 @@ import warnings
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from trl import GRPOConfig
 
 CREDITS = ("group_relative", "turn_level", "grpo", "dr_grpo", "rloo", "reinforce_pp", "gigpo")
@@ -54,6 +55,8 @@ class VerifiersGRPOConfig(GRPOConfig):
     store_episodes: bool = _setting(True, "Write episodes, credit, metrics and ledger into <output_dir>/run.")
 
     def __post_init__(self) -> None:
+        if self.bf16 is None and not self.fp16 and not torch.accelerator.is_available():
+            self.bf16 = False  # TRL's default, bfloat16, is refused on machines that have only a CPU
         super().__post_init__()
         if self.async_generation_timeout is not None:
             self.async_timeout = self.async_generation_timeout

@@ -158,9 +158,9 @@ class MultiTurnMixin:
         if waiting is None:
             self._update_weights()
             waiting = self._player.play(rows)
-        episodes = waiting.result()
-        if place is not None:
+        if place is not None:  # before waiting: no update lies between, so these are as young as they would be after
             self._play_ahead(place, len(rows.numbers))
+        episodes = waiting.result()
         self._metric("rollout/wait_seconds", time.perf_counter() - started)
         if self._engine == "local" and not self.async_generation and self.accelerator.device.type == "cuda":
             self._player.proxy.generator._generator.free_cache()
