@@ -1,9 +1,10 @@
 """What the doors to other people's environments share: imports with advice, and random generators of their own."""
 
+import hashlib
 import importlib
 import random
 import threading
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from typing import Any
 
@@ -63,6 +64,37 @@ class OwnRandom:
                 self._python, self._numpy = random.getstate(), np.random.get_state(legacy=False)
                 random.setstate(python)
                 np.random.set_state(numpy)
+
+
+ATTEMPTS = 64
+
+
+def start_in_split(start: Callable[[int], str], seed: int, split: str) -> str:
+    """The opening of the first start that belongs to the split; `start` begins the episode of a foreign seed.
+
+    The opening's text decides where a start belongs (a fifth is held out), so no opening is in both splits. Where
+    all starts look alike, because the environment has one or hides what differs, the seeds of the splits still differ.
+
+    Example:
+        >>> starts = {split: {start_in_split(lambda n: str(n % 50), seed, split) for seed in range(100)}
+        ...           for split in ("train", "val")}
+        >>> starts["train"] & starts["val"]
+        set()
+    """
+    held_out = split != "train"
+
+    def number(attempt: int) -> int:
+        return (2 * derive_seed(seed, "door/start", attempt) + held_out) % 2**31
+
+    seen: set[str] = set()
+    for attempt in range(ATTEMPTS):
+        text = start(number(attempt))
+        if (hashlib.blake2b(text.encode(), digest_size=4).digest()[0] % 5 == 0) == held_out:
+            return text
+        seen.add(text)
+        if attempt == ATTEMPTS // 4 and len(seen) == 1:
+            break
+    return start(number(0))
 
 
 def unknown_name(kind: str, name: str, known: list[str]) -> ValueError:

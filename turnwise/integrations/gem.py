@@ -7,7 +7,7 @@ from random import Random
 from typing import Any
 
 from turnwise.envs.base import BaseEnv
-from turnwise.integrations.doors import OwnRandom, require, unknown_name
+from turnwise.integrations.doors import OwnRandom, require, start_in_split, unknown_name
 
 
 class GemEnv(BaseEnv):
@@ -28,14 +28,19 @@ class GemEnv(BaseEnv):
         if id not in registry:
             raise unknown_name("gem", id, sorted(registry))
         self._own = OwnRandom(0)
+        self._info: dict[str, Any] = {}
         with self._own.drawing():
             self._env: Any = gem.make(id, **(kwargs or {}))
 
-    def reset(self, seed: int | None = None) -> tuple[str, dict[str, Any]]:
-        self._own = OwnRandom(seed or 0)
+    def reset(self, seed: int | None = None, *, split: str = "train") -> tuple[str, dict[str, Any]]:
+        return start_in_split(self._start, seed or 0, split), self._info
+
+    def _start(self, seed: int) -> str:
+        self._own = OwnRandom(seed)
         with self._own.drawing():
-            text, info = self._env.reset(seed=(seed or 0) % 2**32)
-        return str(text), dict(info)
+            text, info = self._env.reset(seed=seed)
+        self._info = dict(info)
+        return str(text)
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
         with self._own.drawing():

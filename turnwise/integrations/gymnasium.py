@@ -6,7 +6,7 @@ from random import Random
 from typing import Any
 
 from turnwise.envs.base import BaseEnv
-from turnwise.integrations.doors import require, unknown_name
+from turnwise.integrations.doors import require, start_in_split, unknown_name
 from turnwise.seeding import derive_seed
 
 Observe = Callable[[Any, Any], str]
@@ -29,8 +29,8 @@ ACTIONS: Mapping[str, tuple[str, ...]] = {
 class GymnasiumEnv(BaseEnv):
     """A Gymnasium environment with discrete actions, its observations written as text.
 
-    The seed decides the initial state, as in Gymnasium. What happens by chance afterwards is drawn from `noise_seed`:
-    members of a group start alike and have luck of their own.
+    The seed decides the initial state, through the seed that Gymnasium's reset is given. What happens by chance
+    afterwards is drawn from `noise_seed`: members of a group start alike and have luck of their own.
 
     Args:
         id: Gymnasium's id, such as CartPole-v1; without a version the newest one.
@@ -59,7 +59,8 @@ class GymnasiumEnv(BaseEnv):
     ) -> None:
         gymnasium = require("gymnasium", extra="dev")
         base = id.rpartition("/")[2].partition("-v")[0]
-        self._env = gymnasium.make(_resolve(id, gymnasium.registry), **(kwargs or {}))
+        settings = {"disable_env_checker": True} | dict(kwargs or {})
+        self._env = gymnasium.make(_resolve(id, gymnasium.registry), **settings)
         space = self._env.action_space
         if not isinstance(space, gymnasium.spaces.Discrete):
             self._env.close()
@@ -75,14 +76,22 @@ class GymnasiumEnv(BaseEnv):
         self.instruction = _introduction(self._env, id) if instruction is None else instruction
         self._text = ""
 
-    def reset(self, seed: int | None = None, *, noise_seed: int = 0, **kwargs: Any) -> tuple[str, dict[str, Any]]:
-        observation, info = self._env.reset(seed=seed or 0, options=kwargs or None)
-        from gymnasium.utils import seeding
+    def reset(
+        self, seed: int | None = None, *, noise_seed: int = 0, split: str = "train", **kwargs: Any
+    ) -> tuple[str, dict[str, Any]]:
+        info: dict[str, Any] = {}
 
+        def start(number: int) -> str:
+            observation, found = self._env.reset(seed=number, options=kwargs or None)
+            info.clear()
+            info.update(found)
+            return self._observe(observation, self._env.unwrapped)
+
+        self._text = start_in_split(start, seed or 0, split)
         # A group shares its initial state, and from here on each member has a generator of its own.
-        self._env.unwrapped.np_random = seeding.np_random(derive_seed(seed or 0, "gymnasium/noise", noise_seed))[0]
-        self._text = self._observe(observation, self._env.unwrapped)
-        return self._text, dict(info)
+        noise = derive_seed(seed or 0, "gymnasium/noise", noise_seed)
+        self._env.unwrapped.np_random = require("gymnasium.utils.seeding", extra="dev").np_random(noise)[0]
+        return self._text, info
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
         number = self._first + self.actions.index(action)

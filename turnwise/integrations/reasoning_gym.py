@@ -1,15 +1,11 @@
 """Puzzles of reasoning-gym: `reasoning_gym:countdown`. One question, one answer, scored by the data set."""
 
-import hashlib
 import importlib
 from collections.abc import Mapping
 from typing import Any
 
-from turnwise.envs.base import BaseEnv, EnvError
-from turnwise.integrations.doors import OwnRandom, require, unknown_name
-from turnwise.seeding import derive_seed
-
-ATTEMPTS = 200
+from turnwise.envs.base import BaseEnv
+from turnwise.integrations.doors import OwnRandom, require, start_in_split, unknown_name
 
 
 class ReasoningGymEnv(BaseEnv):
@@ -37,23 +33,15 @@ class ReasoningGymEnv(BaseEnv):
         self._entry: dict[str, Any] = {}
 
     def reset(self, seed: int | None = None, *, split: str = "train") -> str:
-        for attempt in range(ATTEMPTS):
-            number = derive_seed(seed or 0, f"reasoning-gym/{self._name}", attempt) % 2**31
-            with OwnRandom(number).drawing():
-                self._data = self._gym.create_dataset(self._name, seed=number, size=1, **self._config)
-                self._entry = self._data[0]
-            if _is_val(self._entry["question"]) == (split != "train"):
-                return str(self._entry["question"])
-        raise EnvError(
-            f"reasoning_gym:{self._name}: none of {ATTEMPTS} questions belongs to split {split!r}; there are too few "
-            "different ones, give it a larger config"
-        )
+        return start_in_split(self._start, seed or 0, split)
+
+    def _start(self, seed: int) -> str:
+        with OwnRandom(seed).drawing():
+            self._data = self._gym.create_dataset(self._name, seed=seed, size=1, **self._config)
+            self._entry = self._data[0]
+        return str(self._entry["question"])
 
     def step(self, action: str) -> tuple[str, float, bool, dict[str, Any]]:
         with OwnRandom(0).drawing():
             score = float(self._data.score_answer(action, self._entry))
         return "Answered.", score, True, {"success": score >= self._success_at, "answer": str(self._entry["answer"])}
-
-
-def _is_val(question: str) -> bool:
-    return hashlib.blake2b(question.encode(), digest_size=4).digest()[0] % 5 == 0

@@ -6,7 +6,7 @@ from random import Random
 from typing import Any
 
 from turnwise.envs.base import BaseEnv
-from turnwise.integrations.doors import OwnRandom, require, unknown_name
+from turnwise.integrations.doors import OwnRandom, require, start_in_split, unknown_name
 from turnwise.seeding import derive_seed
 
 Opponent = Callable[[str, Random], str]
@@ -53,17 +53,20 @@ class TextArenaEnv(BaseEnv):
             self._env: Any = textarena.make(f"{id}-raw" if f"{id}-raw" in registry else id, **(kwargs or {}))
         self.instruction = f"You play {id.partition('-v')[0]}."
 
-    def reset(self, seed: int | None = None, *, noise_seed: int = 0) -> str:
-        self._own = OwnRandom(seed or 0)
-        with self._own.drawing():
-            self._env.reset(num_players=self._seats, seed=seed or 0)
-        if self._seats > 1:
-            # Deals and boards belong to the task, and what others do to the episode. The game cannot tell its own dice
-            # from its deal, so with one seat there is nothing that noise could vary.
-            self._rng = Random(derive_seed(seed or 0, "textarena/opponent", noise_seed))
-        text, done = self._advance()
-        if done:
-            raise RuntimeError(f"{self._id} was over before the first turn")
+    def reset(self, seed: int | None = None, *, noise_seed: int = 0, split: str = "train") -> str:
+        def start(number: int) -> str:
+            self._own, self._rng = OwnRandom(number), Random(number)
+            with self._own.drawing():
+                self._env.reset(num_players=self._seats, seed=number)
+            text, done = self._advance()
+            if done:
+                raise RuntimeError(f"{self._id} was over before the first turn")
+            return text
+
+        text = start_in_split(start, seed or 0, split)
+        # Deals and boards belong to the task, and what other seats do from here on to the episode. A game cannot tell
+        # its own dice from its deal, so with one seat there is nothing that noise could vary.
+        self._rng = Random(derive_seed(seed or 0, "textarena/opponent", noise_seed))
         return text
 
     def step(self, action: str) -> tuple[str, float, bool, dict[str, Any]]:
