@@ -88,8 +88,8 @@ def test_a_rollout_counted_by_hand() -> None:
         "rollout/reward_max": 1.0,
         "rollout/reward_min": -0.5,
         "rollout/reward/format": -0.1,
-        "rollout/success": 1 / 3,
-        "rollout/success/lake": 1 / 2,
+        "rollout/success": 1 / 5,  # a and e heard nothing, in a lake that speaks of success
+        "rollout/success/lake": 1 / 4,
         "rollout/success/maze": 0.0,
         "rollout/turns": 6 / 5,
         "rollout/tokens": 5 * 3 + 4,
@@ -120,3 +120,12 @@ def test_every_metric_of_a_rollout_is_defined_in_the_docs() -> None:
     missing = [name for name in emitted if not any(pattern.match(name) for pattern in patterns)]
     assert not missing
     assert len(set(defined)) == len(defined)
+
+
+def test_episode_without_a_legal_reply_counts_as_failed_where_others_speak_of_success() -> None:
+    from turnwise.log.metrics import successes
+
+    silent, lost, won = (make_episode(tag="lake", success=value) for value in (None, False, True))
+    other = make_episode(tag="chat", success=None)
+    assert successes([silent, lost, won, other]) == [False, False, True, None]
+    assert successes([silent, silent]) == [None, None]

@@ -166,6 +166,16 @@ def rollout_timings(episodes: Sequence[Episode]) -> dict[str, float]:
     }
 
 
+def successes(episodes: Sequence[Episode]) -> list[bool | None]:
+    """Whether each episode succeeded, None where its environment never speaks of success.
+
+    An environment speaks when it is stepped, so an episode without one legal reply heard nothing from it. Where others
+    of its tag did hear, it failed: to leave it out would flatter a policy that cannot write a reply.
+    """
+    speaking = {episode.tag for episode in episodes if episode.success is not None}
+    return [False if episode.success is None and episode.tag in speaking else episode.success for episode in episodes]
+
+
 def _outcomes(played: Sequence[Episode]) -> dict[str, Metric]:
     rewards = [episode.reward for episode in played]
     metrics: dict[str, Metric] = {
@@ -180,7 +190,8 @@ def _outcomes(played: Sequence[Episode]) -> dict[str, Metric]:
             parts[name].append(value)
     for name, values in parts.items():  # a part that an episode lacks is 0 there
         metrics[f"rollout/reward/{name}"] = Mean(math.fsum(values), len(played))
-    known = [(episode.tag, float(episode.success)) for episode in played if episode.success is not None]
+    judged = zip(played, successes(played), strict=True)
+    known = [(episode.tag, float(success)) for episode, success in judged if success is not None]
     if known:
         metrics["rollout/success"] = Mean.of(success for _, success in known)
         tags = sorted({tag for tag, _ in known})

@@ -8,6 +8,7 @@ from typing import Any, Literal
 from turnwise.config.schema import Config
 from turnwise.generate.base import Generator
 from turnwise.log.events import Evaluated
+from turnwise.log.metrics import successes
 from turnwise.rollout.plan import EnvFactory
 from turnwise.train.players import Player, play_episodes, with_episodes
 from turnwise.train.stats import (
@@ -89,18 +90,19 @@ class EvalResult:
             raise EvaluationError(
                 f"not one of {len(episodes)} episodes of {player} could be played; first error: {first}"
             )
-        wins = [episode.success for episode in played if episode.success is not None]
+        judged = successes(played)
+        wins = [success for success in judged if success is not None]
         outcomes = tuple(
             Outcome(
                 task_id=episode.task.id,
                 index=episode.index,
                 tag=episode.tag,
-                success=episode.success,
+                success=success,
                 reward=episode.reward,
                 turns=len(episode.turns),
                 status=episode.status.value,
             )
-            for episode in played
+            for episode, success in zip(played, judged, strict=True)
         )
         return cls(
             player=player,

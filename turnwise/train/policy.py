@@ -213,7 +213,22 @@ def load_model(config: ModelConfig, *, path: str | Path | None = None) -> nn.Mod
         model = AutoModelForCausalLM.from_pretrained(
             str(where), dtype=torch.float32, trust_remote_code=config.trust_remote_code, **gguf
         )
+    if gguf:
+        model = _dequantised(model)
     return prepare(cast(nn.Module, model), gradient_checkpointing=config.gradient_checkpointing)
+
+
+def _dequantised(model: Any) -> nn.Module:
+    """A plain model with a GGUF model's weights. transformers expands them on loading, but keeps calling the model
+    quantised, and then refuses to save it."""
+    from transformers import AutoModelForCausalLM
+
+    config = copy.deepcopy(model.config)
+    vars(config).pop("quantization_config", None)
+    plain = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    plain.load_state_dict(model.state_dict())
+    plain.generation_config = model.generation_config
+    return cast(nn.Module, plain)
 
 
 @contextmanager

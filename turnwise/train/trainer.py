@@ -57,8 +57,6 @@ class PPOTrainer:
     def __init__(self, config: Config, *, resume: Path | None = None, sinks: Sequence[Sink] = ()) -> None:
         self._sinks = Sinks(sinks)
         self._started = time.perf_counter()
-        if config.train.compile:
-            raise ValueError("train.compile is on, and the native trainer compiles nothing; set it to false")
         setting = choose_setting(config)
         self.config = setting.config
         self.factories = setting.factories
@@ -96,6 +94,8 @@ class PPOTrainer:
         )
         if checkpoint is not None:
             self._load(checkpoint)
+        if config.train.compile and self.policy.precision.device.type != "cuda":
+            raise ValueError("train.compile compiles the decode step of the CUDA engine; on the CPU set it to false")
         model, self._sync = sampling_model(self.policy)
         self._sync()
         self.generator = HFGenerator(
@@ -105,6 +105,7 @@ class PPOTrainer:
             max_context=config.rollout.max_context,
             deterministic=config.train.deterministic,
             policy_version=self.learner.version,
+            compile=config.train.compile,
         )
         self.proxy = AgentProxy(config, self.generator, self.policy.tokenizer, factories=self.factories)
 
