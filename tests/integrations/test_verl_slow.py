@@ -49,16 +49,16 @@ def test_grpo_with_reference_filter_windows_and_failures(tmp_path: Path) -> None
         "algo.filter=dynamic",
         "rollout.window=last_k",
         "rollout.window_turns=1",
-        "rollout.train.group_size=3",
+        "rollout.train.group_size=4",
         "rollout.retries=0",
         f"env.name={ROOT}/tests/integrations/verl_envs.py:Fragile",
-        "env.max_turn=3",
+        "env.format.style=raw",
     )
     run, _ = trained(tmp_path, config)
     rows = [row for row in run.metrics() if "rollout/reward" in row]
     assert len(rows) == 2
     for row in rows:
-        assert row["rollout/failures"] + row["rollout/episodes"] >= 6
+        assert row["rollout/failures"] + row["rollout/episodes"] == 8
         assert row["rollout/contexts"] > 1
         assert row["actor/kl_loss"] is not None
     assert sum(row["rollout/failures"] for row in rows) > 0
@@ -66,7 +66,12 @@ def test_grpo_with_reference_filter_windows_and_failures(tmp_path: Path) -> None
 
 
 def test_an_environment_that_always_fails_ends_the_run(tmp_path: Path) -> None:
-    config = tiny_config(tmp_path, f"env.name={ROOT}/tests/integrations/verl_envs.py:Broken", "rollout.retries=0")
+    config = tiny_config(
+        tmp_path,
+        f"env.name={ROOT}/tests/integrations/verl_envs.py:Broken",
+        "env.format.style=raw",
+        "rollout.retries=0",
+    )
     outcome = train_apart(tmp_path, config)
     assert outcome.code != 0
     assert "RolloutError" in outcome.text
@@ -88,6 +93,41 @@ run(sys.argv[1], sys.argv[2])
     assert report["error"] == "WorkerDiedError"
     assert "died in step" in report["message"]
     assert report["seconds"] < 60
+
+
+def test_lockstep_generation_and_a_reward_function(tmp_path: Path) -> None:
+    """SyncMultiTurnRollout as the generation step, and a user's rewards in place of the environment's"""
+    code = """
+import json, sys
+from pathlib import Path
+import torch
+from turnwise.config.schema import Config
+from turnwise.integrations.verl import AgentTrainer
+
+def reward_fn(data):
+    said = data.batch["response_mask"].sum(-1)
+    print("ROWS", sorted(data.batch.keys()), data.non_tensor_batch["index"].tolist(), flush=True)
+    return said.float() + torch.arange(len(said))
+
+config = Config.model_validate(json.loads(Path(sys.argv[1]).read_text()))
+trainer = AgentTrainer(config, reward_fn=reward_fn)
+trainer.init_workers()
+trainer.fit()
+print("STEPS", [metrics["train/episode/return_mean"] for _, metrics in trainer.recorder.history])
+"""
+    config = tiny_config(tmp_path, "verl={turnwise.lockstep: true}")
+    path = tmp_path / "given.json"
+    path.write_text(config.model_dump_json())
+    outcome = run_python(code, str(path))
+    assert outcome.code == 0, outcome.text[-4000:]
+    assert outcome.text.count("ROWS") == 2
+    assert "STEPS [25.5, 25.5]" in outcome.text  # 24 sampled tokens each, and 0, 1, 2, 3
+    run = RunReader(tmp_path / "runs" / "run")
+    plans = plan_rollout(config, split="train", step=1, probes={"simple_game": make_env(config.env)})
+    assert [episode.task for episode in run.episodes(1)] == [plan.task for plan in plans]
+    assert [entry.broken for entry in run.ledger()] == [0, 0]
+    rows = [row for row in run.metrics() if "rollout/reward" in row]
+    assert rows[1]["training/rollout_actor_probs_pearson_corr"] > 0.999
 
 
 @pytest.mark.parametrize("script", ["verl_agent_trainer.py", "verl_custom_trainer.py"])

@@ -6,12 +6,12 @@ from turnwise.envs.base import BaseEnv
 
 
 class Fragile(BaseEnv):
-    """Pays by the length of the reply; every third noise seed breaks it in its second step."""
+    """Pays by the length of the reply; every sixth noise seed breaks it in its second step."""
 
     instruction = "Say something."
 
     def reset(self, seed: int | None = None, *, noise_seed: int = 0, **kwargs: Any) -> str:
-        self._breaks = noise_seed % 3 == 0
+        self._breaks = noise_seed % 6 == 0
         self._steps = 0
         return "go"
 

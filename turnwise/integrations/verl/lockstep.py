@@ -4,9 +4,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import transfer_queue as tq
-from tensordict import TensorDict
+from tensordict import NonTensorData, NonTensorStack, TensorDict
 from verl import DataProto
-from verl.utils import tensordict_utils as tu
 from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
 from turnwise.generate.stops import end_ids
@@ -83,7 +82,7 @@ def submit(trainer: "AgentTrainer", batch: TensorDict) -> int:
         info = item.non_tensor_batch["extra_fields"]["turnwise"]
         uid = uids[info["group"]]
         fields = _row(item, data.batch["prompts"].shape[1])
-        fields |= {name: _value(batch[name], info["group"]) for name in batch.keys()}  # noqa: SIM118 - a TensorDict
+        fields |= {name: _value(column, info["group"]) for name, column in batch.items()}
         fields |= {"session_id": info["member"], "multi_modal_inputs": {}}
         keys.append(f"{uid}_{info['member']}_{info['row']}")
         rows.append(fields)
@@ -124,9 +123,9 @@ def _tag(fields: dict[str, Any], extra: dict[str, Any], step: int) -> dict[str, 
 
 
 def _value(column: Any, index: int) -> Any:
-    if isinstance(column, torch.Tensor):
-        return column[index]
-    return tu.unwrap_non_tensor_data(column) if not isinstance(column, list) else column[index]
+    if isinstance(column, NonTensorStack):
+        return column[index].data
+    return column.data if isinstance(column, NonTensorData) else column[index]
 
 
 def _objects(values: list[Any]) -> Any:

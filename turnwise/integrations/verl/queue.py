@@ -1,6 +1,6 @@
 """Rows of the TransferQueue <-> Batch: what verl's controller moves around, in our terms."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -69,19 +69,22 @@ def read_rows(meta: Any, *, fields: Sequence[str] = ()) -> Rows:
     return Rows(batch=batch_from_tensordict(chosen), infos=[infos[place] for place in real], places=real)
 
 
-def write_tokens(meta: Any, rows: Rows, tensors: dict[str, Tensor], *, lengths: list[int]) -> Any:
-    """Puts [B, T] tensors of the rows into the queue, under our names in Batch; padding rows get zeros.
-
-    Args:
-        lengths: response length of every row of verl's batch, padding included.
-    """
+def write_tokens(
+    meta: Any,
+    rows: Rows,
+    tensors: Mapping[str, Tensor],
+    *,
+    names: Mapping[str, str] = PER_TOKEN,
+    padding: float = 0.0,
+) -> Any:
+    """Puts [B, T] tensors of the rows, by our names in Batch, into the queue under verl's; padding rows are filled."""
     cut = batch_to_tensordict(rows.batch.replace(**tensors))
     fields: dict[str, Tensor] = {}
     for own in tensors:
-        found = [torch.zeros(length) for length in lengths]
+        found = [torch.full((tag["response_len"],), padding) for tag in meta.tags]
         for place, row in zip(rows.places, cut[PER_TOKEN[own]].unbind(), strict=True):
-            found[place] = row.to(found[place].dtype)
-        fields[PER_TOKEN[own]] = torch.nested.as_nested_tensor(found, layout=torch.jagged)
+            found[place] = row.float()
+        fields[names[own]] = torch.nested.as_nested_tensor(found, layout=torch.jagged)
     return tq.kv_batch_put(
         keys=meta.keys, partition_id=meta.partition_id, fields=TensorDict(fields, batch_size=[len(meta.keys)])
     )

@@ -5,9 +5,8 @@ what is generated (agent loops, or SyncMultiTurnRollout), which rows go on (fail
 """
 
 import logging
-from collections import Counter
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NoReturn
 
 import ray
 import torch
@@ -30,6 +29,7 @@ from turnwise.integrations.verl.pools import check_pool, check_roles
 from turnwise.integrations.verl.queue import Rows, drop_places, read_rows, take_failures, write_tokens
 from turnwise.integrations.verl.records import Recorder
 from turnwise.integrations.verl.resolve import resolve
+from turnwise.integrations.verl.selection import broken_groups, groups_per_mini_batch, rewards_on_tokens, step_metrics
 from turnwise.integrations.verl.settings import MODE
 from turnwise.integrations.verl.watch import Watchdog, WorkerDiedError
 from turnwise.rollout.agents import Agent
@@ -209,27 +209,30 @@ class AgentTrainer(PPOTrainerSync):
         self._failures += take_failures()
         self._refilled += num_prompts
         if self._refilled > MAX_REFILLS * self.config.data.train_batch_size:
-            raise RolloutError(
-                f"step {self.global_steps}: {self._refilled} groups failed whole, {MAX_REFILLS} times as many as a "
-                f"step has; {self._first_failure()}"
-            )
+            self._give_up(f"{self._refilled} groups failed whole, more than {MAX_REFILLS} times what a step has")
         return super()._add_prompts_to_generate(num_prompts)
 
-    def _first_failure(self) -> str:
-        if not self._failures:
-            return "see the log of the agent loop workers"
-        first = self._failures[0]
-        return f"first error: {first['status']}: {first['error']}"
+    def _give_up(self, what: str) -> NoReturn:
+        """Raises for a step without episodes: a dead worker where there is one, else the first episode's error."""
+        dead = None if self._watchdog is None else self._watchdog.error or self._watchdog.look(patience=2.0)
+        if dead is not None:
+            raise WorkerDiedError(dead)
+        why = "see the log of the agent loop workers"
+        if self._failures:
+            why = f"first error: {self._failures[0]['status']}: {self._failures[0]['error']}"
+        raise RolloutError(f"step {self.global_steps}: {what}; {why}")
 
     # ---- which rows go on ----
 
     def _balance_batch(self, batch: Any, metrics: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
         self._failures += take_failures()
         rows = read_rows(batch)
-        metrics |= self._count(rows)
-        batch = drop_places(batch, self._broken(rows))
+        metrics |= step_metrics(rows.infos, self._failures, refilled=self._refilled)
+        broken = broken_groups(rows.members, self.ours.rollout)
+        places = zip(rows.places, rows.infos, strict=True)
+        batch = drop_places(batch, {place for place, info in places if info["group"] in broken})
         if not batch.keys:
-            raise RolloutError(f"step {self.global_steps}: no group is whole enough to use; {self._first_failure()}")
+            self._give_up("no group is whole enough to use")
         if self._reward_fn is not None:
             self._apply_reward_fn(batch)
         rows = read_rows(batch)
@@ -240,57 +243,36 @@ class AgentTrainer(PPOTrainerSync):
             batch = drop_places(batch, set(rows.places) - chosen)
         else:
             self._idle = True  # no group has anything to say; verl's step needs rows, so they stay and count nothing
+        self._size_mini_batches(len(batch.keys))
         return super()._balance_batch(batch, metrics, *args, **kwargs)
 
-    def _broken(self, rows: Rows) -> set[int]:
-        """Places of rows whose group lost too many members, by rollout.on_failure and rollout.min_group_size."""
-        rollout = self.ours.rollout
-        smallest = min(rollout.min_group_size, rollout.train.group_size)
-        sizes = Counter(info["group"] for info in rows.members)
-        broken = {group for group, size in sizes.items() if size < smallest}
-        if rollout.on_failure == "drop_group":
-            broken |= {group for group, size in sizes.items() if size < rollout.train.group_size}
-        return {place for place, info in zip(rows.places, rows.infos, strict=True) if info["group"] in broken}
+    def _size_mini_batches(self, rows: int) -> None:
+        """Sizes verl's mini-batches by the rows that there are, so that train.mini_batches of them make a pass.
 
-    def _count(self, rows: Rows) -> dict[str, float]:
-        members = rows.members
-        statuses = Counter(failure["status"] for failure in self._failures)
-        successes = [info["success"] for info in members if info["success"] is not None]
-        metrics = {
-            "rollout/episodes": float(len(members)),
-            "rollout/failures": float(sum(statuses.values())),
-            "rollout/retries": float(sum(info["attempts"] - 1 for info in members)),
-            "rollout/refilled_groups": float(self._refilled),
-            "rollout/reward": sum(info["reward"] for info in members) / len(members),
-            "rollout/turns": sum(info["turns"] for info in members) / len(members),
-            "rollout/contexts": len(rows.infos) / len(members),
-        }
-        metrics |= {f"rollout/failures/{status}": float(count) for status, count in statuses.items()}
-        if successes:
-            metrics["rollout/success"] = sum(successes) / len(successes)
-        return metrics
+        verl counts a mini-batch in prompts of rollout.n rows, fixed before the run; but filters and failures leave
+        fewer rows in a step, and windows make more.
+        """
+        trainer, actor = self.config.trainer, self.config.actor_rollout_ref
+        size = groups_per_mini_batch(
+            rows,
+            group_size=actor.rollout.n,
+            mini_batches=self.ours.train.mini_batches,
+            ranks=trainer.nnodes * trainer.n_gpus_per_node,
+        )
+        actor.actor.ppo_mini_batch_size = size
+        self.config.critic.ppo_mini_batch_size = size
 
     def _apply_reward_fn(self, batch: Any) -> None:
-        assert self._reward_fn is not None
+        """Replaces the environment's rewards by those of the user's function."""
         rows = read_rows(batch)
         data = batch_to_dataproto(rows.batch, pad_id=self.tokenizer.pad_token_id)
-        extra = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=["index", "split"])
-        for name in ("index", "split"):
+        names = ["index", "split"]
+        extra = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=names)
+        for name in names:
             values = extra[name].tolist()
             data.non_tensor_batch[name] = _objects([values[place] for place in rows.places])
         rewards = torch.as_tensor(self._reward_fn(data), dtype=torch.float32)
-        tokens = torch.zeros_like(rows.batch.rewards)
-        mask = rows.batch.response_mask
-        if rewards.dim() == 1:
-            last = mask.shape[1] - 1 - mask.int().flip(-1).argmax(-1)
-            tokens[torch.arange(len(last)), last] = rewards
-        else:
-            for row, (kept, values) in enumerate(zip(mask, rewards, strict=True)):
-                start = int(kept.int().argmax())
-                width = int(rows.batch.lengths[row]) - start
-                tokens[row, start : start + width] = values[:width]
-            tokens = torch.where(mask, tokens, 0.0)
-        write_tokens(batch, rows, {"rewards": tokens}, lengths=[tag["response_len"] for tag in batch.tags])
+        write_tokens(batch, rows, {"rewards": rewards_on_tokens(rows.batch, rewards)})
 
     # ---- credit ----
 
@@ -330,8 +312,9 @@ class AgentTrainer(PPOTrainerSync):
         self.recorder.step(self.global_steps - 1, rows, ours)
         if self.algorithm.tis_cap is not None:
             ratio = (ours.old_logprobs - ours.logprobs).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
-            self._write_correction(batch, rows, ratio.clamp(max=self.algorithm.tis_cap))
-        return write_tokens(batch, rows, tensors, lengths=[tag["response_len"] for tag in batch.tags])
+            weights = torch.where(ours.response_mask, ratio.clamp(max=self.algorithm.tis_cap), 1.0)
+            write_tokens(batch, rows, {"weights": weights}, names={"weights": "rollout_is_weights"}, padding=1.0)
+        return write_tokens(batch, rows, tensors)
 
     def _scaled(self, advantages: torch.Tensor, rows: Rows, *, total: int) -> torch.Tensor:
         """verl divides by all rows under a mean over rows, its padding included: advantages make up for it."""
@@ -356,16 +339,6 @@ class AgentTrainer(PPOTrainerSync):
         gap = Gap.of((ours.old_logprobs - ours.logprobs)[ours.loss_mask].abs())
         gap.check(self.ours.train.max_gap, step=self.global_steps)
         return {"train/gap_mean": gap.mean, "train/gap_max": gap.max}
-
-    def _write_correction(self, batch: Any, rows: Rows, ratio: torch.Tensor) -> None:
-        lengths = [tag["response_len"] for tag in batch.tags]
-        found = [torch.ones(length) for length in lengths]
-        for row, place in enumerate(rows.places):
-            start = int(rows.batch.response_mask[row].int().argmax())
-            found[place] = torch.where(rows.batch.response_mask[row], ratio[row], 1.0)[start : start + lengths[place]]
-        field = torch.nested.as_nested_tensor(found, layout=torch.jagged)
-        fields = TensorDict({"rollout_is_weights": field}, batch_size=[len(batch)])
-        tq.kv_batch_put(keys=batch.keys, partition_id=batch.partition_id, fields=fields)
 
     def _note_idle(self) -> None:
         self._idle_steps = self._idle_steps + 1 if self._idle else 0

@@ -28,6 +28,7 @@ class Watchdog:
         self._actors = dict(actors)
         self._where = where
         self._asked: dict[str, Any] = {}
+        self._looking = threading.Lock()
         self._error: str | None = None
         self._found = 0.0
         self._interrupted = False
@@ -55,15 +56,19 @@ class Watchdog:
         if self._error is not None:
             raise WorkerDiedError(self._error)
 
-    def look(self) -> str | None:
-        """One look at every actor: what is wrong, or None."""
+    def look(self, *, patience: float = 0.0) -> str | None:
+        """One look at every actor, waiting so long for each answer: what is wrong, or None."""
+        with self._looking:
+            return self._look(patience)
+
+    def _look(self, patience: float) -> str | None:
         import ray
 
         for name, actor in self._actors.items():
             asked = self._asked.get(name)
             if asked is None:
                 asked = self._asked[name] = actor.__ray_ready__.remote()
-            done, _ = ray.wait([asked], timeout=0)
+            done, _ = ray.wait([asked], timeout=patience)
             if not done:
                 continue
             del self._asked[name]
