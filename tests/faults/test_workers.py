@@ -242,6 +242,29 @@ def test_an_environment_that_hangs_while_it_is_measured_gets_a_process() -> None
     assert open_pool({"e": env}, config).facts()["isolation"] == "process"
 
 
+def test_threads_that_hang_neither_block_the_others_nor_the_end() -> None:
+    """All threads hang at once, calls wait behind them, and the process ends although the threads never return."""
+    code = (
+        "import asyncio, time\n"
+        "from turnwise.config.schema import RolloutConfig\n"
+        "from turnwise.rollout.workers import EnvTimeoutError, LocalPool\n"
+        "pool = LocalPool({}, RolloutConfig(), threads=2)\n"
+        "async def hang():\n"
+        "    try:\n"
+        "        await pool.call(lambda: time.sleep(1000), 0.3, 'step')\n"
+        "    except EnvTimeoutError as error:\n"
+        "        return str(error)\n"
+        "async def main():\n"
+        "    jobs = [hang() for _ in range(4)] + [pool.call(lambda n=n: n, 5.0, 'step') for n in range(4)]\n"
+        "    print(await asyncio.wait_for(asyncio.gather(*jobs), 30))\n"
+        "    await pool.close()\n"
+        "asyncio.run(main())\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == str(["step took longer than 0.3 s"] * 4 + [0, 1, 2, 3])
+
+
 def test_objects_cannot_move_to_processes() -> None:
     config = Config(rollout=RolloutConfig(isolation="process"))
     tokenizer = tiny_tokenizer()

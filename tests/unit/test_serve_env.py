@@ -19,17 +19,26 @@ from urllib.parse import urlsplit
 import psutil
 import pytest
 
-from turnwise.config.schema import Config, EnvConfig, FormatConfig, GroupsConfig, RolloutConfig, TrainConfig
+from turnwise.config.schema import (
+    Config,
+    EnvConfig,
+    FormatConfig,
+    GroupsConfig,
+    Isolation,
+    RolloutConfig,
+    TrainConfig,
+)
 from turnwise.envs.adapt import TextTurns
 from turnwise.envs.base import Env, EnvError, EnvTimeoutError
 from turnwise.envs.check import check_env
 from turnwise.envs.registry import make_env
 from turnwise.envs.remote import RemoteEnv, ServerFullError, SessionGoneError
 from turnwise.generate.scripted import ScriptedGenerator
+from turnwise.rollout.env_state import EnvStateManager
 from turnwise.rollout.proxy import AgentProxy
 from turnwise.serve.server import MAX_BODY, EnvServer
 from turnwise.testing.tiny import tiny_tokenizer
-from turnwise.types import Message
+from turnwise.types import Message, Status
 
 LAKE = EnvConfig(name="frozen_lake", options={"is_slippery": True})
 INLINE = RolloutConfig(isolation="inline")
@@ -100,35 +109,55 @@ def test_it_keeps_the_contract_of_an_environment(patient: EnvServer) -> None:
     assert report.ok, report
 
 
-def test_a_rollout_does_not_notice_where_its_environments_are() -> None:
+def play_lake(env: EnvConfig, isolation: Isolation, *, num_workers: int = 4, groups: int = 3) -> list[Any]:
+    """What a rollout under the tag "lake" came to, so that ids do not depend on where the environment is."""
     tokenizer = tiny_tokenizer()
-    format = FormatConfig(think=False, max_actions_per_turn=1)
-    env = LAKE.model_copy(update={"format": format})
+    train = GroupsConfig(env_groups=groups, group_size=2, tags=("lake",))
+    rollout = RolloutConfig(train=train, isolation=isolation, num_workers=num_workers)
+    config = Config(envs={"lake": env}, rollout=rollout, train=TrainConfig(max_turn=3))
+    words = ("down", "right")
+    generator = ScriptedGenerator(
+        lambda session, ids, call: f"<answer>{words[session.seed >> call & 1]}</answer>",
+        tokenizer=tokenizer,
+        end_id=tokenizer.eos_token_id,
+    )
+    proxy = AgentProxy(config, generator, tokenizer)
+    try:
+        episodes = proxy.play(0).episodes
+    finally:
+        proxy.close()
+    return [(e.id, e.status, [(t.messages, t.reward, t.completion.ids) for t in e.turns]) for e in episodes]
 
-    def play(env: EnvConfig, isolation: str) -> list[Any]:
-        rollout = RolloutConfig(train=GroupsConfig(env_groups=3, group_size=2), isolation=isolation, num_workers=4)  # pyright: ignore
-        config = Config(envs={"lake": env}, rollout=rollout, train=TrainConfig(max_turn=3))
-        config = config.model_copy(
-            update={
-                "rollout": rollout.model_copy(update={"train": rollout.train.model_copy(update={"tags": ("lake",)})})
-            }
-        )
-        words = ("down", "right")
-        generator = ScriptedGenerator(
-            lambda session, ids, call: f"<answer>{words[session.seed >> call & 1]}</answer>",
-            tokenizer=tokenizer,
-            end_id=tokenizer.eos_token_id,
-        )
-        proxy = AgentProxy(config, generator, tokenizer)
-        try:
-            episodes = proxy.play(0).episodes
-        finally:
-            proxy.close()
-        return [(e.id, e.status, [(t.messages, t.reward, t.completion.ids) for t in e.turns]) for e in episodes]
 
-    with EnvServer(env, INLINE, idle_timeout=5.0) as server:
-        assert play(EnvConfig(name=server.url), "thread") == play(env, "inline")
-        assert until(lambda: server.sessions.health()["sessions"] == 0)
+SHORT = LAKE.model_copy(update={"format": FormatConfig(think=False, max_actions_per_turn=1)})
+
+
+def test_a_rollout_does_not_notice_where_its_environments_are() -> None:
+    with EnvServer(SHORT, INLINE, idle_timeout=5.0) as server:
+        assert play_lake(EnvConfig(name=server.url), "thread") == play_lake(SHORT, "inline")
+        assert server.sessions.health()["sessions"] == 0
+        with pytest.raises(ValueError, match="runs in another process already"):
+            play_lake(EnvConfig(name=server.url), "process")
+
+
+@pytest.mark.parametrize("isolation", ["thread", "inline"])
+def test_more_episodes_than_sessions_wait_without_holding_threads(isolation: Isolation) -> None:
+    with EnvServer(SHORT, INLINE, max_sessions=3, idle_timeout=30.0) as server:
+        played = play_lake(EnvConfig(name=server.url), isolation, num_workers=2, groups=8)
+        assert played == play_lake(SHORT, "inline", groups=8)
+        assert len(played) == 16
+        assert server.sessions.health() == {"name": "frozen_lake", "sessions": 0, "max_sessions": 3, "ended_idle": 0}
+
+
+def test_lockstep_needs_as_many_sessions_as_episodes() -> None:
+    train = GroupsConfig(env_groups=2, group_size=2)
+    with EnvServer(SHORT, INLINE, max_sessions=3, idle_timeout=30.0) as server:
+        config = Config(env=EnvConfig(name=server.url), rollout=RolloutConfig(train=train, isolation="inline"))
+        manager = EnvStateManager(config)
+        manager.reset()
+        assert {agent.status for agent in manager.agents.values()} == {Status.ENV_ERROR}
+        assert "raise its --max-sessions" in (manager.agents[0].error or "")
+        manager.close()
 
 
 def test_a_client_that_is_killed_leaves_no_session(lake: EnvServer) -> None:

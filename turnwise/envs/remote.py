@@ -45,7 +45,7 @@ class RemoteEnv:
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ValueError(f"a remote environment has a url such as http://host:8765, got {url!r}")
         self.url = url.rstrip("/")
-        self._timeout, self._wait = timeout, wait
+        self._timeout, self.wait = timeout, wait
         self._token = os.environ.get(TOKEN_VARIABLE) if token is None else token
         self._lock = threading.Lock()
         self._connection: http.client.HTTPConnection | None = None
@@ -55,6 +55,7 @@ class RemoteEnv:
         self.idle_timeout = 0.0
         spec = self._request("GET", "spec")
         self.name = str(spec["name"])
+        self.max_sessions = int(spec["max_sessions"])
         self._max_turns = cast(int | None, spec["max_turns"])
 
     @property
@@ -103,7 +104,7 @@ class RemoteEnv:
 
     def _open(self) -> None:
         session = uuid.uuid4().hex
-        opened = self._request("POST", f"sessions/{session}/open", {}, wait=self._wait)
+        opened = self._request("POST", f"sessions/{session}/open", {}, wait=self.wait)
         self._session, self._calls = session, 0
         self.idle_timeout = float(opened["idle_timeout"])
         self._beaten = time.monotonic()

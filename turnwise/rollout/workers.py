@@ -6,17 +6,17 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from random import Random
 from typing import Protocol, TypeVar
 
 from turnwise.config.schema import EnvConfig, Isolation, RolloutConfig
 from turnwise.envs.adapt import TextTurns
 from turnwise.envs.base import Env, EnvError, EnvTimeoutError
-from turnwise.envs.registry import make_env
-from turnwise.envs.remote import RemoteEnv
+from turnwise.envs.registry import find_env, make_env
+from turnwise.envs.remote import RemoteEnv, ServerFullError
 from turnwise.rollout.plan import EnvFactory
 from turnwise.rollout.processes import ProcessPool, WorkerLostError
+from turnwise.rollout.threads import DaemonThreads
 from turnwise.types import Json, Message, Observation, StepResult, Task
 
 __all__ = [
@@ -31,6 +31,8 @@ __all__ = [
 ]
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
+FULL_PAUSE = 0.25
+"""Seconds between two tries to get a session of a server that is full."""
 
 
 class EnvHandle(Protocol):
@@ -72,7 +74,19 @@ class _LocalHandle:
                 self._env = self._pool.take(self._tag)
             return self._env.reset(task, noise_seed)
 
-        return await self._call(run, self._pool.config.reset_timeout, "reset")
+        limit = self._pool.config.reset_timeout
+        waited = 0.0
+        while True:
+            try:
+                return await self._pool.call(run, limit, "reset")
+            except ServerFullError as error:  # others play there, and an episode of ours may be one of them
+                if waited % 60.0 < FULL_PAUSE:
+                    logger.info("%s; waiting for a place", error)
+                waited += FULL_PAUSE
+                await asyncio.sleep(FULL_PAUSE)
+            except BaseException:
+                self._sound = False
+                raise
 
     async def step(self, message: Message) -> StepResult:
         env = self._live()
@@ -84,6 +98,8 @@ class _LocalHandle:
 
     async def close(self) -> None:
         env, self._env = self._env, None
+        if isinstance(env, RemoteEnv):  # its session is wanted by others
+            await self._pool.call(env.close, self._pool.config.step_timeout, "close")
         if env is not None and self._sound:
             self._pool.give_back(self._tag, env)
         elif env is not None:
@@ -114,14 +130,16 @@ class LocalPool:
         self.measured: dict[str, float] = {}
         self._factories = factories
         self._threads = threads
-        self._executor = ThreadPoolExecutor(threads, "turnwise-env") if threads else None
+        self._executor = DaemonThreads(threads, "turnwise-env") if threads else None
         self._idle: dict[str, list[Env]] = {}
+        self._together = 0
 
     def open(self, tag: str) -> EnvHandle:
         return _LocalHandle(tag, self)
 
     def expect_together(self, count: int) -> None:
-        """Nothing to prepare: there is room for any number."""
+        """Remembered for environments that are served elsewhere; here there is room for any number."""
+        self._together = count
 
     def facts(self) -> dict[str, Json]:
         return {"isolation": "thread" if self._threads else "inline", "ms_per_call": self.measured}
@@ -129,7 +147,15 @@ class LocalPool:
     def take(self, tag: str) -> Env:
         """An environment that nobody uses, or a new one."""
         idle = self._idle.get(tag)
-        return idle.pop() if idle else self._factories[tag]()
+        env = idle.pop() if idle else self._factories[tag]()
+        if isinstance(env, RemoteEnv):
+            env.wait = 0.0  # the handle waits for a place itself, without holding a thread
+            if env.max_sessions < self._together:
+                raise EnvError(
+                    f"a rollout in lockstep holds its {self._together} environments at once, and {env.url} has "
+                    f"{env.max_sessions} sessions; raise its --max-sessions"
+                )
+        return env
 
     def give_back(self, tag: str, env: Env) -> None:
         """Keeps an environment whose episode went well for the next one. One that failed is never used again."""
@@ -145,14 +171,15 @@ class LocalPool:
             loop.call_soon_threadsafe(_set, started)
             return function()
 
-        job = loop.run_in_executor(self._executor, run)
+        job = self._executor.submit(run)
+        answer = asyncio.wrap_future(job)
         await started  # the limit counts from when a thread is free
-        try:
-            return await asyncio.wait_for(asyncio.shield(job), limit)
-        except TimeoutError:
-            # The hung thread keeps its place in the pool, so make room for the others.
-            self._executor = ThreadPoolExecutor(self._threads, "turnwise-env")
-            raise EnvTimeoutError(f"{what} took longer than {limit:g} s") from None
+        await asyncio.wait((answer,), timeout=limit)
+        if answer.done():
+            return answer.result()
+        self._executor.replace(job)
+        answer.cancel()
+        raise EnvTimeoutError(f"{what} took longer than {limit:g} s")
 
     async def close(self) -> None:
         for env in itertools.chain.from_iterable(self._idle.values()):
@@ -253,6 +280,11 @@ def open_pool(
         raise ValueError(
             f"environments given as objects ({', '.join(given)}) cannot run in worker processes; register them by "
             "name, or set rollout.isolation to thread or inline"
+        )
+    served = [tag for tag, env in configs.items() if tag not in given and find_env(env.name).name.startswith("remote")]
+    if config.isolation == "process" and served:
+        raise ValueError(
+            f"{', '.join(served)} runs in another process already; set rollout.isolation to auto or thread"
         )
     local = {tag: given.get(tag) or _factory(env) for tag, env in configs.items()}
     kind, measured = config.isolation, dict[str, float]()

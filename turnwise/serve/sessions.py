@@ -66,7 +66,7 @@ class Sessions:
         self._reaper = asyncio.run_coroutine_threadsafe(self._reap(), self._loop)
 
     def spec(self) -> dict[str, Json]:
-        return {"name": self.name, "max_turns": self._probe.max_turns, "idle_timeout": self.idle_timeout}
+        return {"name": self.name, "max_turns": self._probe.max_turns, "max_sessions": self.max_sessions}
 
     def health(self) -> dict[str, Json]:
         return {
