@@ -5,7 +5,7 @@
     python benchmarks/trl_overhead.py ahead --latency 0.5
 
 Single-turn: both trainers alternate, a few steps at a time, in one process, so that a loaded machine slows both alike;
-low percentiles of the step times are what the machine does undisturbed. Ahead: three turns with an environment that
+processor time and low percentiles say what a step costs undisturbed. Ahead: three turns with an environment that
 sleeps between them.
 """
 
@@ -33,18 +33,20 @@ from turnwise.testing.tiny import tiny_model, tiny_tokenizer
 
 
 class Steps(TrainerCallback):
-    """Seconds per optimizer step, the first two left out."""
+    """Seconds per optimizer step, by the clock and of the processor, the first two steps left out."""
 
     def __init__(self) -> None:
         self.seconds: list[float] = []
-        self._last = 0.0
+        self.cpu: list[float] = []
+        self._last = self._last_cpu = 0.0
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self._last = time.perf_counter()
+        self._last, self._last_cpu = time.perf_counter(), time.process_time()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if state.global_step > 2:
             self.seconds.append(time.perf_counter() - self._last)
+            self.cpu.append(time.process_time() - self._last_cpu)
 
 
 def arguments(folder: str, **changes: Any) -> VerifiersGRPOConfig:
@@ -88,17 +90,22 @@ def single(folder: str, *, steps: int, rounds: int) -> None:
         return VerifiersGRPOTrainer(tiny_model(), env, args, processing_class=tiny_tokenizer(), callbacks=callbacks)
 
     order = [("GRPOTrainer", plain), ("VerifiersGRPOTrainer", ours)]
-    found: dict[str, list[float]] = {name: [] for name, _ in order}
+    clocks: dict[str, list[Steps]] = {name: [] for name, _ in order}
     for number in range(rounds):
         for name, make in order if number % 2 == 0 else order[::-1]:
-            clock = Steps()
-            make([clock]).train()
-            found[name].extend(clock.seconds)
+            clocks[name].append(Steps())
+            make([clocks[name][-1]]).train()
+    compare("processor", {name: [s for clock in of for s in clock.cpu] for name, of in clocks.items()})
+    compare("clock", {name: [s for clock in of for s in clock.seconds] for name, of in clocks.items()})
+
+
+def compare(what: str, found: dict[str, list[float]]) -> None:
     for share in (10, 25, 50):
         marks = {name: statistics.quantiles(seconds, n=100)[share - 1] for name, seconds in found.items()}
         told = ", ".join(f"{name} {1e3 * seconds:.1f} ms" for name, seconds in marks.items())
         ratio = marks["VerifiersGRPOTrainer"] / marks["GRPOTrainer"]
-        print(f"step time, percentile {share}: {told}, ratio {ratio:.3f} ({len(found['GRPOTrainer'])} steps each)")
+        count = len(found["GRPOTrainer"])
+        print(f"seconds of the {what}, percentile {share}: {told}, ratio {ratio:.3f} ({count} steps each)")
 
 
 class Slow(MultiTurnEnv):

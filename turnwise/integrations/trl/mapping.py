@@ -20,13 +20,19 @@ def refuse(config: Config) -> Algorithm:
             f"algo.name = {name!r} needs a critic, and TRL has none; use backend native, or one of grpo, dr_grpo, "
             "rloo, reinforce_pp, gigpo, gspo, cispo"
         )
+    updates = config.train.epochs * config.train.mini_batches
     rules: list[tuple[str, Any, bool, str]] = [
         ("algo.filter", algorithm.filter, algorithm.filter != "none", _filter_hint(name)),
         ("algo.kl_in", algorithm.kl_in, algorithm.kl_coef > 0 and algorithm.kl_in != "loss", "TRL's KL is in the loss"),
         ("algo.kl_form", algorithm.kl_form, algorithm.kl_coef > 0 and algorithm.kl_form != "k3", "TRL's KL is k3"),
         ("algo.kl_target", algorithm.kl_target, algorithm.kl_target is not None, "TRL's beta is fixed"),
         ("algo.tis_cap", algorithm.tis_cap, algorithm.tis_cap is not None, "set trl.vllm_importance_sampling_clip_max"),
-        ("train.target_kl", config.train.target_kl, config.train.target_kl is not None, "TRL stops no epoch early"),
+        (
+            "train.target_kl",
+            config.train.target_kl,
+            config.train.target_kl is not None and updates > 1,
+            "TRL stops no epoch early",
+        ),
         ("rollout.window", config.rollout.window, config.rollout.window != "full", "TRL has one row per episode"),
         (
             "env.shaping.normalize",
