@@ -83,6 +83,25 @@ def test_a_thousand_episodes_with_ten_percent_faults(tmp_path: Path) -> None:
     assert fingerprint(faulty) == fingerprint(clean)
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_thousand_episodes_with_faults_that_stay() -> None:
+    """Every episode ends in a Status, none twice; sound ones equal those of a run without faults, in whole groups."""
+    clean = fingerprint(play(share=0.0, marks=None, groups=125, size=8))
+    faulty = play(share=0.1, marks=None, groups=125, size=8, retries=0)
+    every = [*faulty.episodes, *faulty.dropped]
+    assert len({episode.id for episode in every}) == len(every) == 1000
+    failed = [episode for episode in faulty.dropped if episode.status.failed]
+    assert len(failed) > 50
+    assert {episode.status.value for episode in failed} == {"env_error", "env_timeout"}
+    assert not any(episode.status.failed for episode in faulty.episodes)
+    found = fingerprint(faulty)
+    assert found == {name: clean[name] for name in found}
+    members = Counter(episode.group_id for episode in faulty.episodes)
+    assert min(members.values()) >= 2
+    assert {episode.group_id for episode in faulty.dropped if not episode.status.failed}.isdisjoint(members)
+
+
 @pytest.mark.parametrize(
     ("fault", "status"),
     [

@@ -170,12 +170,14 @@ def test_a_client_that_is_killed_leaves_no_session(lake: EnvServer) -> None:
         "time.sleep(60)\n"
     )
     client = subprocess.Popen([sys.executable, "-c", code, lake.url], stdout=subprocess.PIPE, text=True)
-    assert client.stdout is not None
-    assert client.stdout.readline() == "ready\n"
-    time.sleep(3.0)
-    assert lake.sessions.health()["sessions"] == 1, "heartbeats must keep the session of a client that only thinks"
-    client.send_signal(signal.SIGKILL)
-    client.wait()
+    try:
+        assert client.stdout is not None
+        assert client.stdout.readline() == "ready\n"
+        time.sleep(3.0)
+        assert lake.sessions.health()["sessions"] == 1, "heartbeats must keep the session of a client that only thinks"
+    finally:
+        client.send_signal(signal.SIGKILL)
+        client.wait()
     assert until(lambda: lake.sessions.health()["sessions"] == 0, seconds=5.0)
     assert lake.sessions.health()["ended_idle"] == 1
 
