@@ -26,6 +26,7 @@ def gradients(model):
     return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
 
 
+@pytest.mark.parametrize("window", ["full", "single_turn"])
 @pytest.mark.parametrize(
     ("algo", "off_policy"),
     [
@@ -42,7 +43,7 @@ def gradients(model):
     ],
     ids=lambda value: str(value) if isinstance(value, bool) else f"{value.name}-{value.reduction}-{value.dual_clip}",
 )
-def test_same_loss_and_gradient_as_the_native_trainer(tmp_path, algo, off_policy):
+def test_same_loss_and_gradient_as_the_native_trainer(tmp_path, algo, off_policy, window):
     """One batch of real episodes, scored by both: TRL's trainer and turnwise's loss."""
     config = Config(backend="trl", algo=algo, rollout={"train": {"env_groups": 3, "group_size": 4}, "max_context": 96})
     algorithm = build_algorithm(algo.model_copy(update={"singleton": "zero"}))
@@ -55,6 +56,8 @@ def test_same_loss_and_gradient_as_the_native_trainer(tmp_path, algo, off_policy
     )
     if algorithm.reduction == "token_sum_norm":
         trainer.advantage_scale = trainer.args.max_completion_length / 1024.0
+    rollout = trainer.episode_config.rollout.model_copy(update={"window": window})
+    trainer.episode_config = trainer.episode_config.model_copy(update={"rollout": rollout})
     trainer.model.train()
     trainer.create_optimizer_and_scheduler(1)
     inputs = [row for number in (0, 1, 2) for row in [trainer.train_dataset[number]] * 4]
@@ -71,11 +74,14 @@ def test_same_loss_and_gradient_as_the_native_trainer(tmp_path, algo, off_policy
 
     trainer.model.zero_grad()
     samples = [sample for row in trainer._rows for sample in episode_to_samples(row.episode)]
+    assert len(samples) == len(trainer._all_rows)
+    assert (len(samples) > len(trainer._rows)) is (window != "full")
     batch, _ = compute_advantages(collate(samples), algorithm)
     old = batch.logprobs.clone()
-    for index, row in enumerate(trainer._rows):
+    place = {sample: index for index, sample in enumerate(map(sample_key, samples))}
+    for index, row in enumerate(trainer._all_rows):
         size = len(row.completion_ids)
-        old[index, row.start : row.start + size] += noise[index, :size]
+        old[place[sample_key(row.sample)], row.start : row.start + size] += noise[index, :size]
     old = old.masked_fill(~batch.response_mask, 0.0)
     batch = batch.replace(old_logprobs=old, weights=token_weights(batch, algorithm.reduction))
     hidden = hidden_states(trunk_of(trainer.model), batch)
@@ -86,6 +92,10 @@ def test_same_loss_and_gradient_as_the_native_trainer(tmp_path, algo, off_policy
     for name, gradient in gradients(trainer.model).items():
         assert torch.allclose(gradient, theirs[name], atol=1e-5), name
     assert any(gradient.abs().max() > 1e-4 for gradient in theirs.values())
+
+
+def sample_key(sample):
+    return sample.episode_id, tuple(sample.state_keys)
 
 
 def small_config(tmp_path, **changes):
@@ -157,7 +167,7 @@ def test_mini_batches_and_epochs(tmp_path):
         ({"algo": {"name": "grpo", "kl_coef": 0.1, "kl_form": "k1"}}, "algo.kl_form"),
         ({"algo": {"name": "grpo", "kl_coef": 0.1, "kl_target": 0.1}}, "algo.kl_target"),
         ({"algo": {"name": "cispo", "reduction": "episode_mean"}}, "cispo is token_mean"),
-        ({"rollout": {"window": "last_k"}, "algo": {"name": "grpo"}}, "rollout.window"),
+        ({"rollout": {"window": "last_k"}, "algo": {"name": "grpo", "kl_coef": 0.1}}, "rollout.window"),
         ({"trl": {"learning_rat": 1.0}, "algo": {"name": "grpo"}}, "learning_rat"),
     ],
 )

@@ -9,7 +9,7 @@ from trl_parts import ThreeTurns, curve, make_args, make_trainer
 from turnwise.envs.base import EnvError
 from turnwise.generate.scripted import ScriptedGenerator
 from turnwise.integrations.trl import VerifiersGRPOTrainer
-from turnwise.integrations.trl.credit import train_row
+from turnwise.integrations.trl.credit import earlier_rows, sampled_ids, train_row
 from turnwise.integrations.trl.player import EpisodePlayer, Rows
 from turnwise.integrations.trl.setup import run_config
 from turnwise.integrations.trl.sources import make_source
@@ -267,7 +267,7 @@ def test_extra_rewards_count_for_the_last_turn(tmp_path):
         assert torch.allclose(tokens, torch.full_like(tokens, wanted)), row.episode.id
 
 
-def test_a_rewriting_template_trains_the_last_context_and_says_so(tmp_path):
+def test_a_rewriting_template_opens_contexts(tmp_path):
     tokenizer = tiny_tokenizer("rewriting")
 
     trainer = make_trainer(tmp_path, cls=Recording, max_steps=1, trainer={"processing_class": tokenizer})
@@ -291,9 +291,28 @@ def test_a_rewriting_template_trains_the_last_context_and_says_so(tmp_path):
     assert sum(turn.restart for turn in episode.turns) == 3
     assert row.left_out == 2 * len(episode.turns[0].completion.ids)
     assert row.completion_ids == list(episode.turns[-1].completion.ids)
+    assert [sampled_ids(one) for one in (*earlier_rows(episode), row)] == [
+        list(turn.completion.ids) for turn in episode.turns
+    ]
     trainer._rows = [row]
     with pytest.warns(UserWarning, match="template rewrote"):
         trainer._warn_left_out()
+
+
+@pytest.mark.parametrize(
+    "changes", [{}, {"credit": "turn_level"}, {"loss_type": "dapo", "steps_per_generation": 2}], ids=str
+)
+def test_every_context_of_a_window_is_trained_on(tmp_path, changes):
+    source = make_source(ThreeTurns())
+    given = run_config(source, make_args(tmp_path), None)
+    config = given.model_copy(update={"rollout": given.rollout.model_copy(update={"window": "single_turn"})})
+    trainer = make_trainer(tmp_path, cls=Recording, trainer={"config": config}, **changes)
+    trainer.train()
+    for _, output, rows, _ in trainer.batches:
+        sampled = sum(len(turn.completion.ids) for row in rows for turn in row.episode.turns)
+        assert int(trained_mask(output).sum()) == sampled
+        assert output["completion_ids"].shape[0] == 3 * len(rows)
+    assert set(curve(trainer, "rollout/untrained_tokens")) == {0.0}
 
 
 def test_unknown_template_without_generation_marks_works(tmp_path):

@@ -29,6 +29,8 @@ class TrainRow:
     """None where the episode failed: its row is a lone, masked end-of-sequence token."""
     left_out: int
     """Tokens of earlier contexts, which TRL's one row per episode has no place for."""
+    context: int = -1
+    """Which of the episode's contexts this is; -1 is the last."""
 
     @property
     def failed(self) -> bool:
@@ -53,18 +55,41 @@ def train_row(episode: Episode, *, eos_id: int) -> TrainRow:
             left_out=0,
         )
     samples = episode_to_samples(episode)
-    last = samples[-1]
-    start = last.response_mask.index(True)
-    end = len(last.ids) - last.response_mask[::-1].index(True)
+    left_out = sum(sum(sample.response_mask) for sample in samples[:-1])
+    return _row(episode, samples[-1], context=-1, left_out=left_out)
+
+
+def earlier_rows(episode: Episode) -> list[TrainRow]:
+    """Rows of the contexts before the last, in their order."""
+    if episode.status.failed or not episode.turns:
+        return []
+    samples = episode_to_samples(episode)[:-1]
+    return [_row(episode, sample, context=index, left_out=0) for index, sample in enumerate(samples)]
+
+
+def _row(episode: Episode, sample: Sample, *, context: int, left_out: int) -> TrainRow:
+    start = sample.response_mask.index(True)
+    end = len(sample.ids) - sample.response_mask[::-1].index(True)
     return TrainRow(
-        prompt_ids=list(last.ids[:start]),
-        completion_ids=list(last.ids[start:end]),
-        mask=[int(said) for said in last.response_mask[start:end]],
-        logprobs=list(last.logprobs[start:end]),
+        prompt_ids=list(sample.ids[:start]),
+        completion_ids=list(sample.ids[start:end]),
+        mask=[int(said) for said in sample.response_mask[start:end]],
+        logprobs=list(sample.logprobs[start:end]),
         episode=episode,
-        sample=last,
-        left_out=sum(sum(sample.response_mask) for sample in samples[:-1]),
+        sample=sample,
+        left_out=left_out,
+        context=context,
     )
+
+
+def sampled_ids(row: TrainRow) -> list[int]:
+    """What the generator returned in the row's context, from the episode's own turns."""
+    contexts: list[list[int]] = []
+    for turn in row.episode.turns if not row.failed else ():
+        if turn.restart or not contexts:
+            contexts.append([])
+        contexts[-1].extend(turn.completion.ids)
+    return contexts[row.context] if contexts else []
 
 
 def completion_messages(episode: Episode) -> list[dict[str, object]]:

@@ -33,7 +33,12 @@ def refuse(config: Config) -> Algorithm:
             config.train.target_kl is not None and updates > 1,
             "TRL stops no epoch early",
         ),
-        ("rollout.window", config.rollout.window, config.rollout.window != "full", "TRL has one row per episode"),
+        (
+            "rollout.window",
+            config.rollout.window,
+            config.rollout.window != "full" and algorithm.kl_coef > 0,
+            "TRL scores the reference policy on one row per episode, and a window makes several; set algo.kl_coef: 0",
+        ),
         (
             "env.shaping.normalize",
             config.env.shaping.normalize,

@@ -15,9 +15,16 @@ import torch
 from accelerate.utils import gather_object
 
 from turnwise.algos.algorithm import Algorithm
-from turnwise.integrations.trl import detect
+from turnwise.integrations.trl import contexts, detect
 from turnwise.integrations.trl.config import VerifiersGRPOConfig
-from turnwise.integrations.trl.credit import TrainRow, completion_messages, token_advantages, train_row
+from turnwise.integrations.trl.credit import (
+    TrainRow,
+    completion_messages,
+    earlier_rows,
+    sampled_ids,
+    token_advantages,
+    train_row,
+)
 from turnwise.integrations.trl.engines import Gate, TRLGenerator, base_model, copy_weights
 from turnwise.integrations.trl.lookahead import LookaheadSampler
 from turnwise.integrations.trl.player import EpisodePlayer, Rows
@@ -71,6 +78,8 @@ class MultiTurnMixin:
         self._ahead: dict[tuple[int, int], Future[list[Episode]]] = {}
         self._asked: Rows | None = None
         self._rows: list[TrainRow] = []
+        self._all_rows: list[TrainRow] = []  # those of earlier contexts after the others
+        self._row_weights: torch.Tensor | None = None
         self._reward_columns: torch.Tensor | None = None
         self._moment = (-1, 0)
         self._warned: set[str] = set()
@@ -104,6 +113,7 @@ class MultiTurnMixin:
         output = super()._generate_and_score_completions(rows)
         self._correct_for_age(output)
         everyone = self._everyone([row.episode for row in self._rows])
+        output = self._add_contexts(output)
         metrics = self._assign_credit(output, everyone)
         self._keep(output, everyone, metrics)
         return output
@@ -119,7 +129,6 @@ class MultiTurnMixin:
         self._check_failures(episodes)
         eos_id = self._eos_id()
         self._rows = [train_row(episode, eos_id=eos_id) for episode in episodes]
-        self._warn_left_out()
         generator = self._player.proxy.generator._generator
         exact = not isinstance(generator, TRLGenerator) or generator.exact_logprobs
         return {
@@ -253,6 +262,32 @@ class MultiTurnMixin:
             return
         output["old_per_token_logps"] = output["sampling_per_token_logps"]
 
+    def _add_contexts(self, output: Any) -> Any:
+        """Adds rows for the episodes' earlier contexts, and weighs all rows so that an episode counts as one."""
+        self._all_rows = list(self._rows)
+        if not any(self._everyone([row.left_out > 0 for row in self._rows])) or not self.model.training:
+            return output
+        if not contexts.can_extend(output):
+            self._warn_left_out()
+            return output
+        extra = [row for main in self._rows for row in earlier_rows(main.episode)]
+        pad_id = self._text_tokenizer().pad_token_id
+        output = contexts.extend(output, extra, pad_id=pad_id, multiple=self.args.steps_per_generation)
+        self._all_rows.extend(extra)
+        total = output["completion_ids"].shape[0]
+        by_sequence = self._algorithm is not None and self._algorithm.reduction == "sequence_mean"
+        weights = contexts.row_weights(self._all_rows, total=total, loss_type=self.loss_type, by_sequence=by_sequence)
+        device = output["completion_ids"].device
+        self._row_weights = torch.tensor([*weights, *[0.0] * (total - len(weights))], device=device)
+        trained = (output["completion_mask"] * output["tool_mask"]).sum()
+        output["num_items_in_batch"] = self.accelerator.gather(trained).sum()
+        by_episode = {row.episode.id: index for index, row in enumerate(self._rows)}
+        first = [by_episode[row.episode.id] for row in self._all_rows]
+        spread = torch.zeros(total, device=device)
+        spread[: len(first)] = output["advantages"][first]
+        output["advantages"] = spread * self._row_weights
+        return output
+
     def _assign_credit(self, output: Any, everyone: Sequence[Episode]) -> dict[str, float]:
         """Puts advantages per token in place of TRL's, where the run asks for them."""
         if self.args.credit == "group_relative":
@@ -270,11 +305,13 @@ class MultiTurnMixin:
             extra=extra,
         )
         advantages = torch.zeros_like(output["completion_ids"], dtype=torch.float32)
-        for index, row in enumerate(self._rows):
+        for index, row in enumerate(self._all_rows):
             if not row.failed:
                 size = len(row.completion_ids)
-                tokens = found[row.episode.id][-1][row.start : row.start + size]
+                tokens = found[row.episode.id][row.context][row.start : row.start + size]
                 advantages[index, :size] = self.advantage_scale * tokens.to(advantages.device)
+        if len(self._all_rows) > len(self._rows) or advantages.shape[0] > len(self._rows):
+            advantages *= self._row_weights[:, None]
         output["advantages"] = advantages
         return metrics
 
@@ -292,7 +329,9 @@ class MultiTurnMixin:
         metrics = {**rollout_metrics(everyone), **metrics}
         for name, value in metrics.items():
             self._metric(name, value)
-        left_out = self._everyone([row.left_out for row in self._rows])
+        left_out = self._everyone(
+            [row.left_out for row in self._rows] if len(self._all_rows) == len(self._rows) else []
+        )
         self._metric("rollout/untrained_tokens", float(sum(left_out)))
         if self._store is not None and self.args.store_episodes:
             credit = self._everyone(list(self._credit_rows(output)))
@@ -302,24 +341,22 @@ class MultiTurnMixin:
     def _trained_and_sampled(self, output: Any) -> Any:
         masks = (output["tool_mask"] * output["completion_mask"]).bool().cpu()
         ids = output["completion_ids"].cpu()
-        for index, row in enumerate(self._rows):
-            sampled: list[int] = []
-            for turn in row.episode.turns if not row.failed else ():
-                sampled = [*([] if turn.restart else sampled), *turn.completion.ids]
+        for index, row in enumerate(self._all_rows):
+            sampled = sampled_ids(row)
             trained = ids[index][masks[index]].tolist()
             # mask_truncated_completions leaves whole rows out; those are not trained on.
             yield (sampled if trained else []), trained
 
     def _credit_rows(self, output: Any) -> Any:
         advantages = output["advantages"].detach().cpu()
-        for index, row in enumerate(self._rows):
+        for index, row in enumerate(self._all_rows):
             if row.sample is None:
                 continue
             said = [place for place, mine in enumerate(row.mask) if mine]
             values = advantages[index]
             yield CreditRow(
                 episode_id=row.episode.id,
-                sample=sum(turn.restart for turn in row.episode.turns) - 1,
+                sample=row.context if row.context >= 0 else sum(turn.restart for turn in row.episode.turns) - 1,
                 turn_ids=tuple(turn for turn in row.sample.turn_ids if turn >= 0),
                 advantages=tuple(float(values if values.dim() == 0 else values[place]) for place in said),
             )
@@ -350,10 +387,10 @@ class MultiTurnMixin:
         if left_out:
             self._warn(
                 "left_out",
-                f"the chat template rewrote earlier turns, so {left_out} tokens of this batch stand in contexts that "
-                "TRL's one row per episode cannot hold; only each episode's last context is trained on. Give the "
-                "tokenizer a template that only appends (trl.chat_template_utils has one for Qwen3), or use "
-                "turnwise's own trainer, which trains on every context",
+                f"the chat template rewrote earlier turns, so {left_out} tokens of this batch stand in contexts of "
+                "their own. With beta or vLLM's correction TRL scores one row per episode, so only the last context of each "
+                "is trained on. Give the tokenizer a template that only appends (trl.chat_template_utils has one for "
+                "Qwen3), or set beta=0",
             )
 
     def _warn(self, key: str, message: str) -> None:

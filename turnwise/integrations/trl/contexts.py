@@ -1,0 +1,77 @@
+"""Episodes of several contexts in TRL's batch: further rows beside the one that TRL has for every episode.
+
+A window that moves, or a chat template that rewrites history, gives an episode several contexts. TRL scores one row per
+episode; the rows of the other contexts are added after that, weighed so that an episode counts as one.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from turnwise.integrations.trl.credit import TrainRow
+
+ROW_MEANS = ("grpo", "sapo", "luspo")
+"""Losses that average over rows after averaging over a row's tokens."""
+
+
+def can_extend(output: dict[str, Any]) -> bool:
+    """True where all that the loss reads about a row is known without another pass of a model."""
+    return not {"ref_per_token_logps", "importance_sampling_ratio", "pixel_values"} & set(output)
+
+
+def extend(output: dict[str, Any], extra: Sequence[TrainRow], *, pad_id: int, multiple: int) -> dict[str, Any]:
+    """The batch with a row for each of `extra`, then masked rows up to a multiple of `multiple` rows.
+
+    The old log-probs of all rows become the sampler's where the loss reads any.
+    """
+    rows = output["completion_ids"].shape[0]
+    missing = -(rows + len(extra)) % multiple
+    values: dict[str, list[list[float]]] = {
+        "prompt_ids": [row.prompt_ids for row in extra] + [[pad_id]] * missing,
+        "prompt_mask": [[1] * len(row.prompt_ids) for row in extra] + [[1]] * missing,
+        "completion_ids": [row.completion_ids for row in extra] + [[pad_id]] * missing,
+        "completion_mask": [[1] * len(row.completion_ids) for row in extra] + [[1]] * missing,
+        "tool_mask": [row.mask for row in extra] + [[0]] * missing,
+        "sampling_per_token_logps": [row.logprobs for row in extra] + [[0.0]] * missing,
+    }
+    fills = {"prompt_ids": pad_id, "completion_ids": pad_id, "tool_mask": 1}
+    extended = dict(output)
+    for name, lists in values.items():
+        old = output[name]
+        width = max(old.shape[1], *(len(one) for one in lists))
+        left = name.startswith("prompt")
+        padded = [_pad(one, width, fills.get(name, 0), left=left) for one in (*old, *map(_like(old), lists))]
+        extended[name] = torch.stack(padded)
+    if "old_per_token_logps" in output:
+        extended["old_per_token_logps"] = extended["sampling_per_token_logps"]
+    return extended
+
+
+def row_weights(rows: Sequence[TrainRow], *, total: int, loss_type: str, by_sequence: bool = False) -> list[float]:
+    """What each row's advantages are multiplied with, so that the loss weighs episodes as if each were one row.
+
+    Means over rows: a row's share of its episode's tokens, times rows per episode. Sums over rows divided by their
+    number (dr_grpo): rows per episode. Means over tokens need nothing. `by_sequence`: every row counts the same.
+    """
+    episodes = len({row.episode.id for row in rows})
+    if loss_type == "dr_grpo":
+        return [total / episodes] * len(rows)
+    if by_sequence and loss_type in ROW_MEANS:
+        return [total / len(rows)] * len(rows)
+    if loss_type not in ROW_MEANS:
+        return [1.0] * len(rows)
+    tokens: dict[str, int] = {}
+    for row in rows:
+        tokens[row.episode.id] = tokens.get(row.episode.id, 0) + sum(row.mask)
+    return [sum(row.mask) / max(tokens[row.episode.id], 1) * total / episodes for row in rows]
+
+
+def _like(tensor: Tensor) -> Any:
+    return lambda values: torch.tensor(values, dtype=tensor.dtype, device=tensor.device)
+
+
+def _pad(row: Tensor, width: int, fill: float, *, left: bool) -> Tensor:
+    empty = row.new_full((width - row.shape[0],), fill)
+    return torch.cat([empty, row] if left else [row, empty])
