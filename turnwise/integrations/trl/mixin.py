@@ -389,8 +389,8 @@ class MultiTurnMixin:
                 "left_out",
                 f"the chat template rewrote earlier turns, so {left_out} tokens of this batch stand in contexts of "
                 "their own. With beta or vLLM's correction TRL scores one row per episode, so only the last "
-                "context of each is trained on. Give the tokenizer a template that only appends (trl.chat_template_utils has one for "
-                "Qwen3), or set beta=0",
+                "context of each is trained on. Give the tokenizer a template that only appends "
+                "(trl.chat_template_utils has one for Qwen3), or set beta=0",
             )
 
     def _warn(self, key: str, message: str) -> None:
