@@ -2,8 +2,9 @@
 # make lint    ruff and pyright only                        make bench   the benchmarks
 PYTHON ?= python3
 VENV ?= .venv
-EXTRAS ?= dev,lora,math,webshop,inspect
+EXTRAS ?= dev,lora,trl,verl,verifiers,math,webshop,inspect
 BIN := $(VENV)/bin
+CORE := $(VENV)/.core
 READY := $(VENV)/.ready
 CODE := turnwise tests examples scripts benchmarks
 CONSTRAINTS := requirements/constraints.txt
@@ -18,14 +19,20 @@ export OMP_NUM_THREADS ?= 1
 install: $(READY)
 
 # Without a GPU the CPU build of torch is taken, from whatever index pip knows, else from PyTorch's own.
-$(READY): pyproject.toml $(CONSTRAINTS)
+$(CORE): pyproject.toml $(CONSTRAINTS)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install -q -U pip
 	if command -v nvidia-smi >/dev/null; then \
 		$(BIN)/pip install -q -c $(CONSTRAINTS) torch==$(TORCH); \
 	else \
 		$(BIN)/pip install -q -c $(CONSTRAINTS) torch==$(TORCH)+cpu || \
 		$(BIN)/pip install -q -c $(CONSTRAINTS) --extra-index-url $(CPU_WHEELS) torch==$(TORCH)+cpu; \
 	fi
+	$(BIN)/pip install -q -c $(CONSTRAINTS) -e .
+	touch $@
+
+# The main job needs the core alone; the tests also run the integrations.
+$(READY): $(CORE)
 	$(BIN)/pip install -q -c $(CONSTRAINTS) -e '.[$(EXTRAS)]'
 	touch $@
 
@@ -47,7 +54,7 @@ format: $(READY)
 	$(BIN)/ruff check --fix $(CODE)
 	$(BIN)/ruff format $(CODE)
 
-train: $(READY)
+train: $(CORE)
 	$(BIN)/turnwise train
 
 bench: $(READY)

@@ -74,7 +74,7 @@ def training_step(
     with clock("filter"):  # 3. Keep the groups that have something to say; normalise rewards where the config asks.
         rows, found = filter_groups(batch, learner.algorithm)
         metrics |= found
-        batch = normalizer(batch.select(rows), [tags[samples[row].episode_id] for row in rows.tolist()])
+        batch = normalizer(batch, [tags[sample.episode_id] for sample in samples]).select(rows)
         batch = batch.to(learner.policy.precision.device)
 
     updated = batch.num_rows > 0

@@ -1,6 +1,7 @@
 """PPOTrainer: multi-turn (or single-turn) training on one machine, with any algorithm of the config."""
 
 import contextlib
+import re
 import time
 from collections.abc import Generator as Iterator
 from collections.abc import Sequence
@@ -299,9 +300,9 @@ class PPOTrainer:
 
 def _open_run(config: Config, resume: Path | None) -> RunDirectory:
     if resume is None:
-        return RunDirectory.create(
-            config.log, config, default_name=f"{config.env.name.rpartition(':')[2]}-{config.algo.name}-s{config.seed}"
-        )
+        # An environment's name may be a path or an address; a run's name is neither.
+        env_name = re.sub(r"[^\w.-]+", "-", config.env.name.rpartition(":")[2]).strip("-.")
+        return RunDirectory.create(config.log, config, default_name=f"{env_name}-{config.algo.name}-s{config.seed}")
     run = RunDirectory.open(resume)
     stored = run.config
     for name, ours, theirs in (("model", config.model, stored.model), ("seed", config.seed, stored.seed)):
