@@ -25,14 +25,20 @@ def train(
     backend: Annotated[str | None, typer.Option(help="native, trl or verl, in place of the config's.")] = None,
     estimate: Annotated[bool, typer.Option("--estimate", help="Run one step; say time, memory and tokens.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the resolved config and stop.")] = False,
+    nodes: Annotated[int | None, typer.Option(help="verl: machines of the cluster.", min=1)] = None,
+    gpus: Annotated[int | None, typer.Option(help="verl: GPUs per machine; ranks on the CPU.", min=1)] = None,
+    address: Annotated[str | None, typer.Option(help="verl: a running Ray cluster, host:port or auto.")] = None,
 ) -> None:
     """Train: turnwise train [recipe or config.yaml] [--train.steps 50 | train.steps=50]..."""
     config = _config(ctx.args, resume, backend)
     if dry_run:
         print(show_config(config), end="")
         return
+    cluster = {name: value for name, value in (("nodes", nodes), ("gpus", gpus), ("address", address)) if value}
+    if cluster and config.backend != "verl":
+        fail(f"--{' and --'.join(cluster)} mean something to backend verl only, and this is {config.backend}")
     if config.backend != "native":
-        _elsewhere(config, resume=resume, estimate=estimate)
+        _elsewhere(config, resume=resume, estimate=estimate, cluster=cluster)
         return
     _native(config, resume=resume, estimate=estimate)
 
@@ -74,19 +80,19 @@ def _native(config: Config, *, resume: Path | None, estimate: bool) -> None:
         raise typer.Exit(130) from None
 
 
-def _elsewhere(config: Config, *, resume: Path | None, estimate: bool) -> None:
+def _elsewhere(config: Config, *, resume: Path | None, estimate: bool, cluster: dict[str, int | str]) -> None:
     """Hands the config to TRL or verl, which have their own checkpoints."""
     name = config.backend
-    if resume is not None or estimate:
-        fail(f"--resume and --estimate are for the native backend; {name} has its own (see docs/{name}.md)")
+    if estimate:
+        fail(f"--estimate is for the native backend, and this is {name}")
     module = f"turnwise.integrations.{name}"
     if find_spec(module) is None:
         fail(f"this installation has no backend {name}")
     if find_spec(name) is None:
         fail(f"backend {name} needs the package {name}, which is not installed; run: pip install 'turnwise[{name}]'")
     try:
-        import_module(module).train(config)
-    except (ValueError, ImportError) as error:
+        import_module(module).train(config, resume=resume, **cluster)
+    except (ValueError, RuntimeError, ImportError) as error:
         if os.environ.get("TURNWISE_TRACEBACK"):
             raise
         fail(f"{error}\n(set TURNWISE_TRACEBACK=1 to see where this comes from)")
