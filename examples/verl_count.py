@@ -1,4 +1,4 @@
-"""An environment of one's own on verl: the smallest task that a random model can learn, over three turns.
+"""An environment of one's own on verl: the smallest task over three turns.
 
 turnwise train --backend verl examples/verl_count.yaml
 """
@@ -35,6 +35,10 @@ class CountEnv(BaseEnv):
         self._turn += 1
         plain = sum(32 <= ord(character) < 127 for character in action)
         return self._text(), plain / max(1, len(action)), self._turn >= self.turns, {}
+
+    def random_action(self, rng: Random) -> str:
+        """What the embedded model imitates before training: half of it plain."""
+        return "".join(rng.choice("abcd\u00e4\u00e9\u00f6\u00fc") for _ in range(4))
 
     def _text(self) -> str:
         return f"say {self._rng.randint(0, 9)}"

@@ -15,6 +15,7 @@ from turnwise.integrations.verl.sections import SECTION, read_config, unpack
 from turnwise.rollout.plan import EpisodePlan, divide_groups, env_configs, turn_limit
 from turnwise.rollout.proxy import AgentProxy
 from turnwise.seeding import derive_seed
+from turnwise.train.players import with_episodes
 from turnwise.types import Episode, Sample
 
 logger = logging.getLogger(__name__)
@@ -117,6 +118,8 @@ class EpisodePlayer(AgentProxy):
 
     def __init__(self, config: Config, generator: ServerGenerator, tokenizer: Any, *, split: str, section: Any) -> None:
         payload = unpack(section.get("payload"))
+        if split != "train":
+            config = with_episodes(config, config.eval.episodes)  # the tasks of a native evaluation
         super().__init__(
             config,
             generator,

@@ -31,13 +31,23 @@ def environment_factory(environment: Any, config: Config) -> EnvFactory:
     """Makes fresh environments of what a user calls one: a name, a class, a factory, or an object (which is copied)."""
     if isinstance(environment, str):
         return lambda: make_env(config.env.model_copy(update={"name": environment}))
-    name = environment.__name__ if isinstance(environment, type) else type(environment).__name__
+    name = environment_name(environment)
 
     def make() -> Env:
         fresh = environment(**config.env.options) if isinstance(environment, type) else copy.deepcopy(environment)
         return as_env(fresh, config=config.env, name=name)
 
     return make
+
+
+def environment_name(environment: Any) -> str:
+    """The name of an environment that is given as a class or an object: its class's.
+
+    Example:
+        >>> environment_name(int), environment_name(3)
+        ('int', 'int')
+    """
+    return environment.__name__ if isinstance(environment, type) else type(environment).__name__
 
 
 class CustomEnvironmentDataset(Dataset[dict[str, Any]]):
@@ -248,9 +258,9 @@ def _trainer_class() -> type:
             single = reward_fn is not None or multi_turn_engine is not None
             if single:
                 ours = ours.model_copy(update={"train": ours.train.model_copy(update={"multi_turn": False})})
-            if isinstance(environment, str):
-                ours = ours.model_copy(update={"env": ours.env.model_copy(update={"name": environment})})
-            given = {} if isinstance(environment, str) else {ours.env.name: environment_factory(environment, ours)}
+            name = environment if isinstance(environment, str) else environment_name(environment)
+            ours = ours.model_copy(update={"env": ours.env.model_copy(update={"name": name})})
+            given = {} if isinstance(environment, str) else {name: environment_factory(environment, ours)}
             wrapper = EnvironmentRewardWrapper(
                 environment, tokenizer, config=ours, reward_fn=reward_fn, multi_turn_engine=multi_turn_engine
             )

@@ -7,6 +7,8 @@ from typing import Any
 
 import ray
 import torch
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+from verl.plugin.platform import get_platform
 from verl.utils.config import omega_conf_to_dataclass
 from verl.workers.rollout.base import BaseRollout
 from verl.workers.rollout.replica import RolloutReplica, TokenOutput
@@ -164,15 +166,19 @@ class HFReplica(RolloutReplica):
     async def launch_servers(self) -> None:
         if self.world_size != 1:
             raise ValueError(f"the hf engine runs on one device per replica, got a world size of {self.world_size}")
-        from verl.plugin.platform import get_platform
-
-        noset = {name: "1" for name in get_platform().ray_noset_envvars()}  # the server shares its rank's device
+        # The server shares its rank's node and device, which Ray would hide from an actor that asks for no GPU.
+        node, devices = await self.workers[0].__ray_call__.remote(lambda worker: _whereabouts())
+        platform = get_platform()
+        environment = {name: "1" for name in platform.ray_noset_envvars()}
+        if environment and devices is not None:
+            environment[platform.visible_devices_envvar()] = devices
         server = (
             ray.remote(num_cpus=0)(HFServer)
             .options(
                 name=server_name(self.replica_rank),
                 max_concurrency=self.max_concurrency,
-                runtime_env={"env_vars": noset} if noset else None,
+                runtime_env={"env_vars": environment} if environment else None,
+                scheduling_strategy=NodeAffinitySchedulingStrategy(node_id=node, soft=False),
             )
             .remote(config=self.config, model_config=self.model_config)
         )
@@ -180,6 +186,12 @@ class HFReplica(RolloutReplica):
         self.servers = [server]
         self._server_handle = server
         self._server_address = f"hf://{self.replica_rank}"
+
+
+def _whereabouts() -> tuple[str, str | None]:
+    """(node, visible devices) of the worker that this is called in."""
+    name = get_platform().visible_devices_envvar()
+    return ray.get_runtime_context().get_node_id(), os.environ.get(name)
 
 
 class HFServerAdapter(BaseRollout):

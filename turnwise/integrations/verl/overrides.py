@@ -9,7 +9,6 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from turnwise.cli.args import split_source
 from turnwise.config.load import load_config, show_config
 from turnwise.integrations.verl.cluster import find_placement
 from turnwise.integrations.verl.resolve import check_envs, place_model
@@ -24,8 +23,11 @@ def main(words: Sequence[str]) -> list[str]:
     log.name name.
     """
     given, rest = _placement_words(words)
-    source, ours = split_source(rest)
-    config = load_config(source or "default", [*ours, "backend=verl"])
+    sources = [word for word in rest if "=" not in word]
+    if len(sources) > 1:
+        raise SystemExit(f"one config or recipe is taken, got {', '.join(sources)}; overrides are key=value")
+    ours = [word for word in rest if "=" in word]
+    config = load_config(sources[0] if sources else "default", [*ours, "backend=verl"])
     config, _ = check_envs(config, Payload())
     placement = find_placement(device=config.train.device, nodes=given.get("nodes", 1), gpus=given.get("gpus"))
     folder = (Path(config.log.dir) / (config.log.name or "verl")).resolve()
@@ -57,4 +59,7 @@ def _placement_words(words: Sequence[str]) -> tuple[dict[str, int], list[str]]:
 
 
 if __name__ == "__main__":
-    print("\n".join(main(sys.argv[1:])))
+    try:
+        print("\n".join(main(sys.argv[1:])))
+    except ValueError as error:
+        raise SystemExit(f"error: {error}") from None

@@ -30,12 +30,12 @@ def pack(payload: Payload) -> str:
     """The payload as text, "" where it is empty. Classes of the main script travel by value, as Ray's own arguments do.
 
     Example:
-        >>> unpack(pack(Payload(agent_cls=Agent))).agent_cls is Agent
-        True
+        >>> pack(Payload())
+        ''
     """
     if not payload:
         return ""
-    import cloudpickle
+    from ray import cloudpickle
 
     return base64.b64encode(cloudpickle.dumps(payload)).decode()
 
@@ -44,7 +44,7 @@ def unpack(text: str | None) -> Payload:
     """The payload that `pack` wrote. It comes from the driver of this run, over Ray, which pickles everything else."""
     if not text:
         return Payload()
-    import cloudpickle
+    from ray import cloudpickle
 
     return cloudpickle.loads(base64.b64decode(text))
 

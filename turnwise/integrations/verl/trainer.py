@@ -269,7 +269,7 @@ class AgentTrainer(PPOTrainerSync):
         names = ["index", "split"]
         extra = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=names)
         for name in names:
-            values = extra[name].tolist()
+            values = list(extra[name])
             data.non_tensor_batch[name] = _objects([values[place] for place in rows.places])
         rewards = torch.as_tensor(self._reward_fn(data), dtype=torch.float32)
         write_tokens(batch, rows, {"rewards": rewards_on_tokens(rows.batch, rewards)})
