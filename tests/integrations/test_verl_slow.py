@@ -154,14 +154,17 @@ def test_verls_own_command(tmp_path: Path) -> None:
         check=True,
     )
     words = [line for line in made.stdout.splitlines() if line.startswith("++")]
-    code = "import runpy, sys; runpy.run_module('verl.trainer.main_ppo', run_name='__main__', alter_sys=True)"
+    code = """
+import subprocess, sys
+sys.exit(subprocess.call([sys.executable, "-m", "verl.trainer.main_ppo", *sys.argv[1:]]))
+"""
     outcome = run_python(
         code,
         *words,
         "++trainer.logger=['file']",
         f"hydra.run.dir={tmp_path}/hydra",
         environment={
-            "VERL_USE_EXTERNAL_MODULES": "turnwise.integrations.verl.plugin,turnwise.integrations.verl.trainer",
+            "VERL_USE_EXTERNAL_MODULES": "turnwise.integrations.verl.plugin",
             "VERL_FILE_LOGGER_PATH": str(tmp_path / "metrics.jsonl"),
             "ONEDNN_MAX_CPU_ISA": "AVX512_CORE_BF16",
         },

@@ -1,7 +1,7 @@
 """`python -m turnwise.integrations.verl.overrides CONFIG`: the Hydra overrides that run a config of ours with verl's
 own command. One per line, ready for `xargs`:
 
-    export VERL_USE_EXTERNAL_MODULES=turnwise.integrations.verl.plugin,turnwise.integrations.verl.trainer
+    export VERL_USE_EXTERNAL_MODULES=turnwise.integrations.verl.plugin
     python -m turnwise.integrations.verl.overrides my.yaml --gpus 8 | xargs -d '\\n' python -m verl.trainer.main_ppo
 """
 

@@ -1,8 +1,14 @@
 """Loaded by verl in every process of a run (VERL_USE_EXTERNAL_MODULES): makes our parts known to verl's registries.
 
-The trainer is not among them, because only the driver needs it: importing turnwise.integrations.verl.trainer registers
-it, so for `python -m verl.trainer.main_ppo` name both modules, separated by a comma.
+The trainer costs a long import that only a driver needs, so it is registered when verl's own trainers are imported.
 """
+
+import importlib
+import sys
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder
+from types import ModuleType
+from typing import Any
 
 from turnwise.integrations.verl.require import require_verl
 
@@ -11,6 +17,27 @@ require_verl()
 from turnwise.integrations.verl import losses, patches, platform  # noqa: E402
 
 _HF = "turnwise.integrations.verl.hf_server"
+_TRAINERS = "verl.trainer.ppo.v1"
+_OURS = "turnwise.integrations.verl.trainer"
+
+
+class _AfterTrainers(MetaPathFinder):
+    """Imports our trainer right after verl's package of trainers, whoever imports that."""
+
+    def find_spec(self, name: str, path: Any, target: ModuleType | None = None) -> ModuleSpec | None:
+        if name != _TRAINERS:
+            return None
+        sys.meta_path.remove(self)
+        spec = PathFinder.find_spec(name, path, target)
+        if spec is not None and spec.loader is not None:
+            run = spec.loader.exec_module
+
+            def exec_module(module: ModuleType) -> None:
+                run(module)
+                importlib.import_module(_OURS)
+
+            spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+        return spec
 
 
 def _replica() -> type:
@@ -20,7 +47,7 @@ def _replica() -> type:
 
 
 def install() -> None:
-    """Registers platform, engines, losses and the `hf` rollout server. Installing twice changes nothing."""
+    """Registers platform, engines, losses, the `hf` rollout server and, when its time comes, our trainer."""
     from verl.workers.rollout import base, replica
 
     patches.patch_trl()
@@ -31,6 +58,8 @@ def install() -> None:
     losses.register()
     base._ROLLOUT_REGISTRY[("hf", "async")] = f"{_HF}.HFServerAdapter"
     replica.RolloutReplicaRegistry.register("hf", _replica)
+    if _TRAINERS not in sys.modules:
+        sys.meta_path.insert(0, _AfterTrainers())
 
 
 install()
