@@ -1,7 +1,15 @@
-"""Files that pytest must not import: scripts that run in another environment, and kernels where there is no Triton."""
+"""What pytest must not import. It collects doctests from every module, and some are none of its business."""
 
 from importlib.util import find_spec
+from pathlib import Path
 
-collect_ignore = ["tests/integrations/verifiers_legacy_run.py"]
-if find_spec("triton") is None:
-    collect_ignore.append("turnwise/generate/blocks/kernels.py")
+TESTS = Path(__file__).parent / "tests"
+KERNELS = Path(__file__).parent / "turnwise/generate/blocks/kernels.py"
+
+
+def pytest_ignore_collect(collection_path: Path) -> bool | None:
+    """Helpers and scripts beside the tests, which may run on import, and kernels where there is no Triton."""
+    if collection_path.suffix != ".py" or collection_path.name == "conftest.py":
+        return None
+    helper = collection_path.is_relative_to(TESTS) and not collection_path.name.startswith("test_")
+    return True if helper or (collection_path == KERNELS and find_spec("triton") is None) else None
