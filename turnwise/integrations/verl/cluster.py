@@ -93,6 +93,7 @@ def start_ray(placement: Placement, *, address: str | None = None) -> bool:
         ray.init(address=address, runtime_env={"env_vars": environment}, log_to_driver=options["log_to_driver"])
     else:
         ray.init(
+            address="local",  # never a cluster that was left behind, dead or alive
             num_cpus=max(_CPU_SLOTS, os.cpu_count() or 1, 8 * placement.gpus),
             num_gpus=placement.gpus,
             object_store_memory=_OBJECT_STORE_BYTES if placement.device == "cpu" else None,
