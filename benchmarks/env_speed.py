@@ -87,10 +87,17 @@ def sokoban(**options: Any) -> Measure:
     return own(make, choice)
 
 
-def frozen_lake() -> Any:
-    from turnwise.envs.registry import make
+def named(name: str, **options: Any) -> Callable[[], Any]:
+    def build() -> Any:
+        from turnwise.envs.registry import make
 
-    return make("frozen_lake")
+        return make(name, options)
+
+    return build
+
+
+def legal(env: Any, rng: random.Random) -> str:
+    return env.random_action(rng)
 
 
 def frozen_lake_gymnasium(seconds: float) -> Rates:
@@ -183,10 +190,15 @@ def measures(data: Path | None) -> dict[str, Measure]:
         "sokoban 6x6, grid and coordinates": sokoban(observation="grid_coord"),
         "gym-sokoban 6x6, its default picture": gym_sokoban("rgb_array"),
         "gym-sokoban 6x6, its fastest (tiny picture)": gym_sokoban("tiny_rgb_array"),
-        "frozen_lake, text": own(frozen_lake, choice),
+        "bandit": own(named("bandit"), choice),
+        "simple_game": own(named("simple_game"), choice),
+        "countdown": own(named("countdown"), lambda env, rng: f"{rng.randrange(9)} + {rng.randrange(9)}"),
+        "frozen_lake, text": own(named("frozen_lake"), choice),
         "gymnasium FrozenLake-v1": frozen_lake_gymnasium,
         "math_qa, exact answers": own(math_qa, lambda env, rng: str(rng.randrange(1000))),
         "webshop, text pages": own(web_shop(data), browse),
+        "alfworld, plain engine": own(named("alfworld"), legal),
+        "alfworld, original engine (textworld)": own(named("alfworld", engine="textworld"), legal),
         "textworld, a generated game": textworld,
     }
 
