@@ -42,7 +42,7 @@ lint: $(READY)
 	$(BIN)/pyright
 
 test: lint
-	$(BIN)/pytest -m "not gpu and not slow and not verl"
+	$(BIN)/pytest -m "not gpu and not slow"
 
 test-slow: $(READY)
 	$(BIN)/pytest -m "slow and not gpu"
