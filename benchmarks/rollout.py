@@ -3,7 +3,7 @@
     python benchmarks/rollout.py [--quick] [--json FILE]
 
 Both rollouts play the same episodes in the same threads against environments that answer after 50 ms on average, a few
-of them (0.4 %) after four seconds; the tokens are compared first, and times are summed over the seeds. The loop's own
+of them (0.3 %) after eight seconds; the tokens are compared first, and times are summed over the seeds. The loop's own
 CPU time is measured with environments that answer at once, with the chat template and the tokenizer counted apart.
 """
 
@@ -24,11 +24,11 @@ from turnwise.seeding import derive_seed
 from turnwise.testing.tiny import tiny_tokenizer
 from turnwise.types import Episode, Message, Observation, StepResult, Task
 
-TAIL_SHARE, TAIL_SECONDS, MEAN_SECONDS = 0.004, 4.0, 0.05
+TAIL_SHARE, TAIL_SECONDS, MEAN_SECONDS = 0.003, 8.0, 0.05
 
 
 class WaitingEnv:
-    """Answers after a while: 50 ms on average (exponential), and rarely after four seconds."""
+    """Answers after a while: 50 ms on average (exponential), and rarely after eight seconds."""
 
     def __init__(self, turns: int, *, scale: float) -> None:
         self._turns = turns
