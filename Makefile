@@ -12,7 +12,9 @@ TORCH := $(shell sed -n 's/^torch==//p' $(CONSTRAINTS))
 CPU_WHEELS := https://download.pytorch.org/whl/cpu
 
 # Tests are small: one thread each is quicker than many, and results do not depend on the number of cores.
-export OMP_NUM_THREADS ?= 1
+test test-slow test-gpu bench: export OMP_NUM_THREADS ?= 1
+# The main job's model is small too: more than two threads would only wait for each other.
+train: export OMP_NUM_THREADS ?= 2
 
 .PHONY: install test test-slow test-gpu lint format train bench clean
 
