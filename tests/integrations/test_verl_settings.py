@@ -22,7 +22,7 @@ from turnwise.integrations.verl.custom import CustomEnvironmentDataset, Environm
 from turnwise.integrations.verl.pools import _default_resource_pool, _default_role_mapping, check_pool, check_roles
 from turnwise.integrations.verl.resolve import resolve
 from turnwise.integrations.verl.run import train
-from turnwise.integrations.verl.settings import Placement, UnsupportedError, compose, verl_settings
+from turnwise.integrations.verl.settings import Placement, UnsupportedError, compose, refusals, verl_settings
 from turnwise.testing.tiny import tiny_tokenizer
 from turnwise.types import Message
 
@@ -68,10 +68,9 @@ def test_groups_need_no_critic(tmp_path: Path) -> None:
     ("setting", "said"),
     [
         ("model.critic=shared", "model.critic"),
-        ("train.schedule=linear", "constant and cosine"),
-        ("train.target_kl=0.1", "train.target_kl"),
-        ("env.shaping.normalize=batch", "env.shaping.normalize"),
         ("model.lora.rank=8", "hf engine"),
+        ("verl={critic.optim.lr_scheduler_type: cosine}", "use train.schedule"),
+        ("train.mini_batches=3", "a divisor"),
         ("train.deterministic=true", "train.deterministic"),
     ],
 )
@@ -82,9 +81,18 @@ def test_what_verl_cannot_honour_is_refused_by_name(tmp_path: Path, setting: str
 
 def test_all_refusals_come_at_once(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedError) as caught:
-        train(tiny_config(tmp_path, "train.schedule=linear", "train.target_kl=0.1"))
-    assert "train.schedule" in str(caught.value)
-    assert "train.target_kl" in str(caught.value)
+        train(tiny_config(tmp_path, "train.deterministic=true", "model.critic=shared"))
+    assert "train.deterministic" in str(caught.value)
+    assert "model.critic" in str(caught.value)
+
+
+def test_every_recipe_runs_on_verl(tmp_path: Path) -> None:
+    """As it is, or with the one setting that the refusal names"""
+    recipes = {name: [] for name in ("default", "frozen_lake", "bandit", "countdown", "smollm2_frozen_lake")}
+    for name, overrides in (recipes | {"frozen_lake_grpo": ["algo.reduction=token_mean"]}).items():
+        assert refusals(load_config(name, ["backend=verl", *overrides])) == []
+    (why,) = refusals(load_config("frozen_lake_grpo", ["backend=verl"]))
+    assert "set algo.reduction to token_mean" in why
 
 
 def test_an_unknown_environment_is_named_before_ray_starts(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Longer runs on verl: two ranks and resume, other algorithms, losses of workers, the seeds' examples, learning."""
 
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -12,9 +13,11 @@ pytest.importorskip("verl")
 
 from verl_parts import ROOT, run_python, tiny_config, train_apart, trained
 
+from turnwise.algos.kl import KLState, update_kl
 from turnwise.envs.registry import make_env
 from turnwise.log.store import RunReader
 from turnwise.rollout.plan import plan_rollout
+from turnwise.train.optim import lr_factor
 
 pytestmark = [pytest.mark.verl, pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -37,6 +40,68 @@ def test_two_ranks_and_resume(tmp_path: Path) -> None:
     plans = plan_rollout(config, split="train", step=2, probes={"simple_game": make_env(config.env)})
     assert [episode.task for episode in episodes] == [plan.task for plan in plans]
     assert {turn.completion.policy_version for episode in episodes for turn in episode.turns} == {2}
+
+
+def test_two_nodes(tmp_path: Path) -> None:
+    """A running Ray cluster of two nodes with one device each, so that each takes one of the two ranks"""
+    source = tmp_path / "given.yaml"
+    source.write_text(json.dumps(tiny_config(tmp_path).model_dump(mode="json")))
+    code = "import sys; from turnwise.cli.main import main; main(sys.argv[1:])"
+    nodes = subprocess.Popen(
+        [sys.executable, str(ROOT / "tests" / "integrations" / "verl_cluster.py")],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        start_new_session=True,
+    )
+    try:
+        assert nodes.stdout is not None
+        address = next(line for line in nodes.stdout if line.startswith("ADDRESS ")).split()[1]
+        words = ["train", str(source), "--backend", "verl", "--address", address, "--gpus", "1"]
+        refused = run_python(code, *words, "--nodes", "3", seconds=90)
+        assert refused.code != 0
+        assert "the cluster's nodes have [1, 1]" in refused.text
+        outcome = run_python(code, *words, "--nodes", "2", "log.name=both")
+    finally:
+        os.killpg(nodes.pid, 9)
+    assert outcome.code == 0, outcome.text[-4000:]
+    print(f"two nodes took {outcome.seconds:.0f} s")
+    rows = [row for row in RunReader(tmp_path / "runs" / "both").metrics() if "rollout/reward" in row]
+    assert len(rows) == 2
+    for row in rows:
+        assert row["training/rollout_actor_probs_pearson_corr"] > 0.999
+        assert row["actor/grad_norm"] > 0
+        assert row["rollout/failures"] == 0
+
+
+def test_our_pace(tmp_path: Path) -> None:
+    """Schedule, early stop, adaptive KL and reward normalisation are a native run's; a resumed run takes them up"""
+    options = (
+        "train.schedule=linear",
+        "train.warmup_steps=1",
+        "train.epochs=3",
+        "train.target_kl=1e-9",
+        "algo.kl_coef=0.1",
+        "algo.kl_target=0.02",
+        "env.shaping.normalize=running",
+        "checkpoint.every=2",
+    )
+    config = tiny_config(tmp_path, "train.steps=4", *options)
+    run, _ = trained(tmp_path, config)
+    rows = [row for row in run.metrics() if "rollout/reward" in row]
+    assert [row["train/lr"] for row in rows] == [config.train.lr * lr_factor(config.train, step) for step in range(4)]
+    # The policy moves in the first update, so the second is not made; the critic makes as many.
+    assert [(row["train/updates"], row["train/kl_stop"]) for row in rows] == [(1.0, 1.0)] * 4
+    assert rows[0]["train/kl_ref"] == pytest.approx(0.0, abs=1e-6)
+    kl = KLState(coef=0.1, target=0.02)
+    for row in rows:
+        assert row["actor/kl_coef"] == row["train/kl_coef"] == pytest.approx(kl.coef, rel=1e-12)
+        kl = update_kl(kl, kl=row["train/kl_ref"], num_episodes=4)
+    state = json.loads((run.path / "checkpoints" / "global_step_4" / "turnwise.json").read_text())
+    assert state["kl_coef"] == pytest.approx(kl.coef, rel=1e-12)
+    assert state["reward_statistics"]["simple_game"]["count"] == 16
+    assert state["reward_statistics"]["simple_game"]["mean"] == pytest.approx(-0.3)
 
 
 def test_grpo_with_reference_filter_windows_and_failures(tmp_path: Path) -> None:

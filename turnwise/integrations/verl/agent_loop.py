@@ -73,6 +73,7 @@ def sample_output(sample: Sample, episode: Episode, *, row: int, rows: int, vali
         "max_global_steps": max(versions),
         "turnwise": {
             "episode": episode.id,
+            "tag": episode.tag,
             "group": episode.group_id,
             "member": episode.index,
             "row": row,

@@ -10,9 +10,11 @@ from turnwise.integrations.verl.require import PLUGIN, require_verl
 from turnwise.integrations.verl.settings import Placement
 
 CONNECT_SECONDS = 10.0
-_CPU_SLOTS = 16
+CPU_SLOTS = 16
 """Logical CPUs of a local Ray. verl places actors by them; the machine's real number may be smaller."""
 _OBJECT_STORE_BYTES = 256 << 20
+_VLLM_ON_CPU = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+"""vLLM without a GPU: GiB of cache, and threads that other workers may share a core with. Only vLLM reads them."""
 
 
 class ClusterError(ValueError):
@@ -69,6 +71,8 @@ def worker_environment(*, device: str) -> dict[str, str]:
     if device == "cpu":
         found["OMP_NUM_THREADS"] = os.environ.get("OMP_NUM_THREADS", "1")
         found["ONEDNN_MAX_CPU_ISA"] = "AVX512_CORE_BF16"  # some virtual machines offer AMX and die of using it
+        for name, value in _VLLM_ON_CPU.items():
+            found[name] = os.environ.get(name, value)
     return found
 
 
@@ -94,7 +98,7 @@ def start_ray(placement: Placement, *, address: str | None = None) -> bool:
     else:
         ray.init(
             address="local",  # never a cluster that was left behind, dead or alive
-            num_cpus=max(_CPU_SLOTS, os.cpu_count() or 1, 8 * placement.gpus),
+            num_cpus=max(CPU_SLOTS, os.cpu_count() or 1, 8 * placement.gpus),
             num_gpus=placement.gpus,
             object_store_memory=_OBJECT_STORE_BYTES if placement.device == "cpu" else None,
             runtime_env={"env_vars": environment},

@@ -5,6 +5,7 @@ collect_ignore = [
     "hf_server.py",
     "lockstep.py",
     "overrides.py",
+    "pace.py",
     "platform.py",
     "plugin.py",
     "queue.py",

@@ -11,6 +11,8 @@ from turnwise.algos.algorithm import Algorithm, RatioLevel, Reduction, Surrogate
 from turnwise.algos.losses import policy_loss
 from turnwise.data.batch import Batch
 
+KL_SUM, KL_WEIGHT = "actor/kl_sum", "actor/kl_weight"
+"""Metrics of a micro-batch from which a worker finds the KL per token of a whole mini-batch."""
 DUAL_CLIP_OFF = 1e9
 """verl's dual clip cannot be switched off; at this bound it never acts."""
 REDUCTIONS: dict[Reduction, str] = {
@@ -71,6 +73,8 @@ def _loss(
         "actor/pg_clipfrac": (metrics["clip_fraction"] / total).item(),
         "actor/ppo_kl": (metrics["approx_kl"] / total).item(),
         "actor/ratio": (metrics["ratio"] / total).item(),
+        KL_SUM: metrics["approx_kl"].item(),
+        KL_WEIGHT: metrics["weight"].item(),
     }
 
 

@@ -7,20 +7,19 @@ own command. One per line, ready for `xargs`:
 
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
-from turnwise.config.load import load_config, show_config
-from turnwise.integrations.verl.cluster import find_placement
-from turnwise.integrations.verl.resolve import check_envs, place_model
+from turnwise.config.load import load_config
+from turnwise.integrations.verl.cluster import CPU_SLOTS, find_placement
+from turnwise.integrations.verl.resolve import check_envs, open_recorder, place_model
 from turnwise.integrations.verl.sections import Payload
-from turnwise.integrations.verl.settings import to_overrides, verl_settings
+from turnwise.integrations.verl.settings import check_supported, engine_name, to_overrides, verl_settings
 
 
 def main(words: Sequence[str]) -> list[str]:
     """The overrides. `--nodes` and `--gpus` say where; every other word is a config, a recipe or an override of ours.
 
-    The resolved config, and the embedded model where none is given, are stored in the run directory that log.dir and
-    log.name name.
+    The run directory is made here, as log.dir and log.name say, with the resolved config in it and the embedded model
+    where none is given; verl's command fills it.
     """
     given, rest = _placement_words(words)
     sources = [word for word in rest if "=" not in word]
@@ -30,16 +29,24 @@ def main(words: Sequence[str]) -> list[str]:
     config = load_config(sources[0] if sources else "default", [*ours, "backend=verl"])
     config, _ = check_envs(config, Payload())
     placement = find_placement(device=config.train.device, nodes=given.get("nodes", 1), gpus=given.get("gpus"))
-    folder = (Path(config.log.dir) / (config.log.name or "verl")).resolve()
-    folder.mkdir(parents=True, exist_ok=True)
-    model_path, tokenizer_path = place_model(config, folder)
-    (folder / "config.yaml").write_text(show_config(config), encoding="utf-8")
-    settings = verl_settings(
-        config, placement=placement, model_path=model_path, tokenizer_path=tokenizer_path, run_dir=str(folder)
-    )
-    settings["turnwise.config"] = str(folder / "config.yaml")
-    if placement.device == "cpu":
-        settings |= {"ray_kwargs.ray_init.num_cpus": 16, "ray_kwargs.ray_init.num_gpus": placement.ranks}
+    check_supported(config, engine=engine_name(config, device=placement.device))
+    recorder = open_recorder(config)
+    assert recorder.path is not None
+    folder = recorder.path.resolve()
+    try:
+        model_path, tokenizer_path = place_model(config, folder)
+        settings = verl_settings(
+            config, placement=placement, model_path=model_path, tokenizer_path=tokenizer_path, run_dir=str(folder)
+        )
+    finally:
+        recorder.close()
+    settings |= {"turnwise.config": str(folder / "config.yaml"), "turnwise.run_dir": str(folder)}
+    if placement.device == "cpu":  # a Ray of its own, with as many logical devices as there are ranks
+        settings |= {
+            "ray_kwargs.ray_init.address": "local",
+            "ray_kwargs.ray_init.num_cpus": CPU_SLOTS,
+            "ray_kwargs.ray_init.num_gpus": placement.ranks,
+        }
     return to_overrides(settings)
 
 

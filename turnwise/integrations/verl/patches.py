@@ -44,6 +44,18 @@ def patch_process_group() -> None:
     target.initialize_global_process_group_ray = initialize
 
 
+def patch_vllm_on_cpu(target: Any) -> None:
+    """vLLM on the CPU packs the weights of linear layers once and drops them, so that nobody can send it new ones. They
+    stay as they are, multiplied by torch. `target` is vllm.model_executor.layers.utils."""
+
+    def dispatch(layer: Any, remove_weight: bool) -> None:
+        from torch.nn.functional import linear
+
+        layer.cpu_linear = linear
+
+    target.dispatch_cpu_unquantized_gemm = dispatch
+
+
 def register_cpu_engines() -> None:
     """verl registers its FSDP engines for accelerators alone, and offloads a reference model into pinned memory, which
     needs one. The same engines, registered for the CPU, with nothing to offload."""

@@ -5,6 +5,7 @@ The trainer costs a long import that only a driver needs, so it is registered wh
 
 import importlib
 import sys
+from collections.abc import Callable
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
@@ -21,11 +22,15 @@ _TRAINERS = "verl.trainer.ppo.v1"
 _OURS = "turnwise.integrations.verl.trainer"
 
 
-class _AfterTrainers(MetaPathFinder):
-    """Imports our trainer right after verl's package of trainers, whoever imports that."""
+class _AfterImport(MetaPathFinder):
+    """Calls a function right after a module is imported, whoever imports it."""
+
+    def __init__(self, name: str, then: Callable[[ModuleType], object]) -> None:
+        self._name = name
+        self._then = then
 
     def find_spec(self, name: str, path: Any, target: ModuleType | None = None) -> ModuleSpec | None:
-        if name != _TRAINERS:
+        if name != self._name:
             return None
         sys.meta_path.remove(self)
         spec = PathFinder.find_spec(name, path, target)
@@ -34,10 +39,18 @@ class _AfterTrainers(MetaPathFinder):
 
             def exec_module(module: ModuleType) -> None:
                 run(module)
-                importlib.import_module(_OURS)
+                self._then(module)
 
             spec.loader.exec_module = exec_module  # type: ignore[method-assign]
         return spec
+
+
+def after_import(name: str, then: Callable[[ModuleType], object]) -> None:
+    """Calls `then` with the module: now where it is imported already, else as soon as somebody imports it."""
+    if name in sys.modules:
+        then(sys.modules[name])
+    else:
+        sys.meta_path.insert(0, _AfterImport(name, then))
 
 
 def _replica() -> type:
@@ -54,12 +67,13 @@ def install() -> None:
     if platform.use_cpu_where_alone():
         patches.patch_process_group()
         patches.register_cpu_engines()
+        after_import("vllm.model_executor.layers.utils", patches.patch_vllm_on_cpu)
     patches.patch_value_head()
     losses.register()
     base._ROLLOUT_REGISTRY[("hf", "async")] = f"{_HF}.HFServerAdapter"
     replica.RolloutReplicaRegistry.register("hf", _replica)
-    if _TRAINERS not in sys.modules:
-        sys.meta_path.insert(0, _AfterTrainers())
+    if _TRAINERS not in sys.modules:  # else our trainer is what imports this
+        after_import(_TRAINERS, lambda _: importlib.import_module(_OURS))
 
 
 install()

@@ -11,14 +11,15 @@ def _default_role_mapping(config: Any) -> dict[Any, Any]:
     where a KL is asked for), and a critic where the estimator reads values."""
     import ray
     from verl.trainer.ppo.utils import Role, need_critic, need_reference_policy
-    from verl.workers.engine_workers import ActorRolloutRefWorker, TrainingWorker
+
+    from turnwise.integrations.verl.pace import PacedActorWorker, PacedTrainingWorker
 
     model = config.actor_rollout_ref.model
     adapters = model.get("lora_rank", 0) > 0 or model.get("lora_adapter_path") is not None
     reference = need_reference_policy(config) and not adapters  # adapters off: the base is the reference
-    roles = {Role.ActorRolloutRef if reference else Role.ActorRollout: ray.remote(ActorRolloutRefWorker)}
+    roles = {Role.ActorRolloutRef if reference else Role.ActorRollout: ray.remote(PacedActorWorker)}
     if need_critic(config):
-        roles[Role.Critic] = ray.remote(TrainingWorker)
+        roles[Role.Critic] = ray.remote(PacedTrainingWorker)
     return roles
 
 

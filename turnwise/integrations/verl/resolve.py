@@ -75,7 +75,7 @@ def resolve(
         if tokenizer is not None:
             _use_tokenizer(config, save_tokenizer(tokenizer, Path(config.trainer.default_local_dir)))
         write_section(config, ours, payload)
-        return config, ours, recorder or Recorder(None)
+        return config, ours, recorder or _named_recorder(section.get("run_dir"), ours)
     ours = to_config(config)
     placement = placement or find_placement(device=ours.train.device)
     check_supported(ours, engine=engine_name(ours, device=placement.device))
@@ -96,6 +96,15 @@ def open_recorder(config: Config) -> Recorder:
         config.log, config, default_name=f"verl-{config.env.name.rpartition(':')[2]}-{config.algo.name}"
     )
     return Recorder(run, credit=config.log.credit)
+
+
+def _named_recorder(run_dir: str | None, config: Config) -> Recorder:
+    """Writes into the run directory that verl's config names, or nowhere."""
+    if run_dir is None:
+        return Recorder(None)
+    from turnwise.log.store import RunDirectory
+
+    return Recorder(RunDirectory.open(run_dir), credit=config.log.credit)
 
 
 def make_verl_config(config: Config, *, placement: Placement, run_dir: Path, tokenizer: Any = None) -> Any:

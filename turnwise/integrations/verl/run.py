@@ -70,6 +70,4 @@ def _recorder(config: Config, resume: Path | None) -> Recorder | None:
     latest = resume / "checkpoints" / "latest_checkpointed_iteration.txt"
     if not latest.is_file():
         raise ValueError(f"{resume} holds no checkpoint of the verl backend: {latest.name} is missing; start anew")
-    run = RunDirectory.open(resume)
-    run.truncate_to(int(latest.read_text()) - 1)
-    return Recorder(run, credit=config.log.credit)
+    return Recorder(RunDirectory.open(resume), credit=config.log.credit)

@@ -64,11 +64,13 @@ def refusals(config: Config, *, engine: str = "hf") -> list[str]:
     Example:
         >>> refusals(Config())
         []
-        >>> refusals(Config(train={"target_kl": 0.02}))
-        ['train.target_kl=0.02: verl runs all its epochs; remove it, or lower train.epochs']
+        >>> refusals(Config(model={"critic": "shared"}))
+        ["model.critic='shared': verl's critic has its own trunk; use separate"]
     """
     algo, train, model = config.algo, config.train, config.model
     groups = config.rollout.train
+    algorithm = build_algorithm(algo)
+    in_loss = algorithm.kl_in == "loss"
     # (setting, its value, refused, why and what to do)
     rules: list[tuple[str, Any, bool, str]] = [
         ("model.critic", model.critic, model.critic == "shared", "verl's critic has its own trunk; use separate"),
@@ -83,21 +85,14 @@ def refusals(config: Config, *, engine: str = "hf") -> list[str]:
         (
             "algo.kl_target",
             algo.kl_target,
-            algo.kl_target is not None,
-            "verl keeps no adaptive state; fix algo.kl_coef",
+            algo.kl_target is not None and in_loss and algorithm.reduction == "token_sum_norm",
+            "verl reports no KL per token under this reduction; set algo.kl_in: reward, or another algo.reduction",
         ),
-        (
-            "train.target_kl",
-            train.target_kl,
-            train.target_kl is not None,
-            "verl runs all its epochs; remove it, or lower train.epochs",
-        ),
-        ("train.schedule", train.schedule, train.schedule == "linear", "verl has constant and cosine"),
         (
             "train.deterministic",
             train.deterministic,
             train.deterministic is True,
-            "verl's workers run on their own time",
+            "which requests an engine batches together hangs on when verl's workers send them; remove it",
         ),
         (
             "train.mini_batches",
@@ -108,7 +103,7 @@ def refusals(config: Config, *, engine: str = "hf") -> list[str]:
         (
             "rollout.window",
             config.rollout.window,
-            config.rollout.window != "full" and build_algorithm(algo).reduction in ("episode_mean", "token_sum_norm"),
+            config.rollout.window != "full" and algorithm.reduction in ("episode_mean", "token_sum_norm"),
             "episodes become several rows, and verl's reduction counts rows; set algo.reduction to token_mean",
         ),
         (
@@ -119,9 +114,9 @@ def refusals(config: Config, *, engine: str = "hf") -> list[str]:
         ),
         ("eval.after", config.eval.after, not config.eval.after and config.eval.every > 0, "verl validates at the end"),
     ]
-    for tag, env in [("env", config.env), *((f"envs.{tag}", env) for tag, env in config.envs.items())]:
-        how = env.shaping.normalize
-        rules.append((f"{tag}.shaping.normalize", how, how != "none", "rewards are whole batches' here; set none"))
+    for key in config.verl:
+        if ".optim.lr_" in key:
+            rules.append((f"verl.{key}", config.verl[key], True, "our schedule sets the rates; use train.schedule"))
     return [f"{name}={value!r}: {why}" for name, value, refused, why in rules if refused]
 
 
@@ -251,8 +246,8 @@ def _optimisers(config: Config, algorithm: Algorithm) -> dict[str, Any]:
     for where, lr in (("actor_rollout_ref.actor", train.lr), ("critic", train.critic_lr)):
         settings |= {
             f"{where}.optim.lr": lr,
-            f"{where}.optim.lr_warmup_steps": train.warmup_steps,
-            f"{where}.optim.lr_scheduler_type": train.schedule,
+            f"{where}.optim.lr_warmup_steps": 0,  # schedule and warm-up are ours: pace.py
+            f"{where}.optim.lr_scheduler_type": "constant",
             f"{where}.optim.weight_decay": train.weight_decay,
             f"{where}.optim.betas": list(train.adam_betas),
             f"{where}.optim.clip_grad": train.max_grad_norm,
@@ -276,7 +271,15 @@ def _optimisers(config: Config, algorithm: Algorithm) -> dict[str, Any]:
 
 def _rollout(config: Config, placement: Placement, *, engine: str) -> dict[str, Any]:
     rollout = config.rollout
+    cpu = placement.device == "cpu"
+    by_engine: dict[str, Any] = {}
+    if cpu and engine == "vllm":  # nothing to capture or to put to sleep
+        by_engine = {
+            "actor_rollout_ref.rollout.enforce_eager": True,
+            "actor_rollout_ref.rollout.enable_sleep_mode": False,
+        }
     return {
+        **by_engine,
         _ROLLOUT_NAME: engine,
         "actor_rollout_ref.rollout.mode": "async",
         "actor_rollout_ref.rollout.n": rollout.train.group_size,
@@ -291,7 +294,7 @@ def _rollout(config: Config, placement: Placement, *, engine: str) -> dict[str, 
         "actor_rollout_ref.rollout.max_num_seqs": rollout.slots,
         "actor_rollout_ref.rollout.calculate_log_probs": True,
         "actor_rollout_ref.rollout.tensor_model_parallel_size": 1,
-        "actor_rollout_ref.rollout.free_cache_engine": placement.device != "cpu",
+        "actor_rollout_ref.rollout.free_cache_engine": not cpu,
         "actor_rollout_ref.rollout.agent.num_workers": min(8, max(1, placement.ranks)),
         "actor_rollout_ref.rollout.agent.default_agent_loop": "turnwise",
         "reward.num_workers": 0,  # the agent loop rewards; workers of verl would idle

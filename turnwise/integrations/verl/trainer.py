@@ -6,6 +6,9 @@ what is generated (agent loops, or SyncMultiTurnRollout), which rows go on (fail
 
 import logging
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
 from typing import Any, NoReturn
 
 import ray
@@ -17,6 +20,8 @@ from verl import DataProto
 from verl.trainer.ppo.v1 import AgentLoopManagerTQ
 from verl.trainer.ppo.v1.trainer_base import register_trainer
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
+from verl.utils.config import omega_conf_to_dataclass
+from verl.workers.utils.losses import ppo_loss
 from verl.workers.utils.padding import response_from_nested
 
 from turnwise.algos.algorithm import build_algorithm
@@ -25,16 +30,19 @@ from turnwise.algos.filters import filter_groups
 from turnwise.algos.kl import MAX_LOG_RATIO, kl_rewards
 from turnwise.integrations.verl import lockstep, plugin  # noqa: F401 - the plugin registers on import
 from turnwise.integrations.verl.convert import batch_to_dataproto
-from turnwise.integrations.verl.pools import check_pool, check_roles
+from turnwise.integrations.verl.pace import KEY, STOPPED, UPDATES, Pace, check_paced
+from turnwise.integrations.verl.pools import _default_role_mapping, check_pool, check_roles
 from turnwise.integrations.verl.queue import Rows, drop_places, read_rows, take_failures, write_tokens
 from turnwise.integrations.verl.records import Recorder
 from turnwise.integrations.verl.resolve import resolve
 from turnwise.integrations.verl.selection import broken_groups, groups_per_mini_batch, rewards_on_tokens, step_metrics
 from turnwise.integrations.verl.settings import MODE
+from turnwise.integrations.verl.state import RunState
 from turnwise.integrations.verl.watch import Watchdog, WorkerDiedError
 from turnwise.rollout.agents import Agent
 from turnwise.rollout.plan import EnvFactory
 from turnwise.rollout.proxy import RolloutError
+from turnwise.train.optim import lr_factor
 from turnwise.train.update import Gap, TrainingError
 
 logger = logging.getLogger(__name__)
@@ -88,6 +96,7 @@ class AgentTrainer(PPOTrainerSync):
         super().__init__(verl_config)
         self.ours = ours
         self.algorithm = build_algorithm(ours.algo)
+        self.state = RunState(ours, self.algorithm)
         self.recorder = recorder
         self.multi_turn_rollout: Any = None
         self._roles, self._pools = role_worker_mapping, resource_pool_manager
@@ -98,7 +107,6 @@ class AgentTrainer(PPOTrainerSync):
         self._failures: list[dict[str, str]] = []
         self._refilled = 0
         self._idle = False
-        self._idle_steps = 0
         self.replay_buffer.poll_interval = POLL_SECONDS
         self._wait_for_poll = self.replay_buffer._wait_for_next_poll
         self.replay_buffer._wait_for_next_poll = self._poll
@@ -123,8 +131,12 @@ class AgentTrainer(PPOTrainerSync):
 
     def _init_resource_pool_mgr(self) -> None:
         super()._init_resource_pool_mgr()
+        self.role_worker_mapping.update(_default_role_mapping(self.config))
         if self._roles is not None:
             check_roles(self._roles, self.role_worker_mapping)
+            train = self.ours.train
+            if train.target_kl is not None or train.warmup_steps or train.schedule != "constant":
+                check_paced(self._roles, asked="train.schedule, train.warmup_steps and train.target_kl")
             self.role_worker_mapping.update(self._roles)
         if self._pools is not None:
             check_pool(self._pools, self.mapping)
@@ -238,6 +250,9 @@ class AgentTrainer(PPOTrainerSync):
         rows = read_rows(batch)
         kept, found = filter_groups(rows.batch, self.algorithm)
         metrics |= found
+        normal = self.state.normalizer(rows.batch, [info["tag"] for info in rows.infos])
+        if normal is not rows.batch:
+            write_tokens(batch, rows, {"rewards": normal.rewards})
         if kept.numel():
             chosen = {rows.places[row] for row in kept.tolist()}
             batch = drop_places(batch, set(rows.places) - chosen)
@@ -300,7 +315,7 @@ class AgentTrainer(PPOTrainerSync):
         self._check_rows(rows)
         penalty = None
         if self.algorithm.kl_in == "reward" and ours.ref_logprobs is not None:
-            penalty, kl = kl_rewards(ours, coef=self.algorithm.kl_coef, form=self.algorithm.kl_form)
+            penalty, kl = kl_rewards(ours, coef=self.state.kl.coef, form=self.algorithm.kl_form)
             metrics["train/kl_ref"] = kl
         ours, found = compute_advantages(ours, self.algorithm, token_rewards=penalty)
         metrics |= {f"train/{name}": value for name, value in found.items()} | self._gap(ours)
@@ -341,18 +356,78 @@ class AgentTrainer(PPOTrainerSync):
         return {"train/gap_mean": gap.mean, "train/gap_max": gap.max}
 
     def _note_idle(self) -> None:
-        self._idle_steps = self._idle_steps + 1 if self._idle else 0
-        if self._idle_steps >= self.ours.train.max_idle_steps:
+        self.state.idle_steps = self.state.idle_steps + 1 if self._idle else 0
+        if self.state.idle_steps >= self.ours.train.max_idle_steps:
             raise TrainingError(
-                f"step {self.global_steps}: no group differed in reward for {self._idle_steps} steps in a row "
+                f"step {self.global_steps}: no group differed in reward for {self.state.idle_steps} steps in a row "
                 "(train.max_idle_steps), so there is nothing to learn; make the task easier or groups larger"
             )
 
+    # ---- updates ----
+
     def _update_critic(self, batch: Any, metrics: dict[str, Any]) -> Any:
-        return batch if self._idle else super()._update_critic(batch, metrics)
+        """Where a bound on the KL may end the policy's updates, the critic waits to make as many."""
+        waits = self.ours.train.target_kl is not None and self.config.trainer.critic_warmup <= self.global_steps
+        return batch if self._idle or waits else self._train_critic(batch, metrics, max_updates=None)
+
+    def _train_critic(self, batch: Any, metrics: dict[str, Any], *, max_updates: int | None) -> Any:
+        self._set_pace(batch, max_updates=max_updates)
+        batch = super()._update_critic(batch, metrics)
+        for name in (UPDATES, STOPPED):
+            metrics.pop(f"critic/{name}", None)
+        metrics["critic/lr"] = self.ours.train.critic_lr * self._lr_factor
+        return batch
 
     def _update_actor(self, batch: Any, metrics: dict[str, Any]) -> Any:
-        return batch if self._idle else super()._update_actor(batch, metrics)
+        if self._idle:
+            return batch
+        train = self.ours.train
+        self._set_pace(batch, target_kl=train.target_kl)
+        if self.state.kl.target is not None and self.algorithm.kl_in == "loss":
+            self._set_kl_coef(self.state.kl.coef)
+        batch = super()._update_actor(batch, metrics)
+        for name, ours in ((UPDATES, "train/updates"), (STOPPED, "train/kl_stop")):
+            if f"actor/{name}" in metrics:  # workers of a user's own do not count
+                metrics[ours] = metrics.pop(f"actor/{name}")
+        metrics["actor/lr"] = metrics["train/lr"] = train.lr * self._lr_factor
+        if self.use_critic and train.target_kl is not None:
+            batch = self._train_critic(batch, metrics, max_updates=int(metrics["train/updates"]))
+        if "actor/kl_loss" in metrics and self.algorithm.reduction != "token_sum_norm":
+            metrics["train/kl_ref"] = float(metrics["actor/kl_loss"])
+        if "train/kl_ref" in metrics:
+            metrics["train/kl_coef"] = self.state.kl.coef
+            self.state.adapt_kl(metrics["train/kl_ref"], num_episodes=int(metrics["rollout/episodes"]))
+        return batch
+
+    @property
+    def _lr_factor(self) -> float:
+        return lr_factor(self.ours.train, self.global_steps - 1)
+
+    def _set_pace(self, batch: Any, *, target_kl: float | None = None, max_updates: int | None = None) -> None:
+        pace = Pace(step=self.global_steps, factor=self._lr_factor, target_kl=target_kl, max_updates=max_updates)
+        batch.extra_info[KEY] = asdict(pace)
+
+    def _set_kl_coef(self, coef: float) -> None:
+        """Gives the actor's loss another weight of the KL; verl's workers took theirs from the config."""
+        actor = self.config.actor_rollout_ref.actor.copy()
+        actor.kl_loss_coef = coef
+        self.actor_rollout_wg.set_loss_fn(partial(ppo_loss, config=omega_conf_to_dataclass(actor)))
+
+    # ---- checkpoints ----
+
+    def _save_checkpoint(self) -> None:
+        self.state.save(Path(self.config.trainer.default_local_dir) / f"global_step_{self.global_steps}")
+        super()._save_checkpoint()
+
+    def _load_checkpoint(self) -> None:
+        super()._load_checkpoint()
+        if self.global_steps == 0:
+            return
+        trainer = self.config.trainer
+        named = trainer.resume_from_path if trainer.resume_mode == "resume_path" else None
+        self.state.load(Path(named or f"{trainer.default_local_dir}/global_step_{self.global_steps}"))
+        if self.recorder.run is not None:  # what was written after the checkpoint is written anew
+            self.recorder.run.truncate_to(self.global_steps - 1)
 
     # ---- validation and records ----
 
