@@ -217,9 +217,8 @@ class AgentProxy:
             sampling = self._sampling
             if lm_input.max_tokens < sampling.max_tokens:
                 sampling = replace(sampling, max_tokens=lm_input.max_tokens)
-            completion = await asyncio.wait_for(
-                self.generator.generate(lm_input.session, lm_input.new_ids, sampling), self._config.generate_timeout
-            )
+            async with asyncio.timeout(self._config.generate_timeout):
+                completion = await self.generator.generate(lm_input.session, lm_input.new_ids, sampling)
         except ContextOverflowError:
             await agent.cut(Status.TRUNCATED_LENGTH)
             return

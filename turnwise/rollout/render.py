@@ -1,10 +1,12 @@
 """Messages -> token ids through any chat template, without ever re-tokenising what the model said."""
 
 import logging
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol, cast
 
+from turnwise.rollout.codec import EncodeCache, byte_table, table_decode
 from turnwise.types import Json, Message
 
 logger = logging.getLogger(__name__)
@@ -41,8 +43,11 @@ class Renderer:
         self._special_ids = marked | set(tokenizer.all_special_ids)
         texts = {self.token_text(index) for index in self._special_ids}
         self._specials = sorted((text for text in texts if len(text) > 1), key=len, reverse=True)
+        self._any_special = re.compile("|".join(map(re.escape, self._specials)) or r"(?!)")
         self._merge_system = False
         self._core = self._fast_core()
+        self._bytes = None if self._core is None else byte_table(self._core)
+        self._encoded = EncodeCache()
 
     def prompt(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Json]] = ()) -> str:
         """The whole conversation as text, ready for the model's reply."""
@@ -87,12 +92,20 @@ class Renderer:
         return rest
 
     def encode(self, text: str) -> tuple[int, ...]:
-        if self._core is not None:
-            return tuple(self._core.encode(text, add_special_tokens=False).ids)
-        return tuple(self._tokenizer.encode(text, add_special_tokens=False))
+        """The ids of a text, special tokens in it included."""
+        ids = self._encoded.get(text)
+        if ids is None:
+            if self._core is not None:
+                ids = tuple(self._core.encode(text, add_special_tokens=False).ids)
+            else:
+                ids = tuple(self._tokenizer.encode(text, add_special_tokens=False))
+            self._encoded.put(text, ids)
+        return ids
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of ids without special tokens."""
+        if self._bytes is not None:
+            return table_decode(self._bytes, self._core, ids)
         if self._core is not None:
             return self._core.decode(list(ids), skip_special_tokens=True)
         return self._tokenizer.decode(list(ids), skip_special_tokens=True)
@@ -131,6 +144,8 @@ class Renderer:
     def _neutralise_text(self, text: str) -> str:
         """The text, with special tokens spelled out in it broken up, so that neither an environment nor a model can
         forge a turn. Only what is rendered changes; sampled ids are never touched."""
+        if self._any_special.search(text) is None:
+            return text
         for token in self._specials:
             if token in text:
                 text = text.replace(token, token[0] + _BREAK + token[1:])
