@@ -39,6 +39,7 @@ FEATURES: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("critic on the policy's trunk", ("algo.name=ppo", "model.critic=shared")),
     ("cosine schedule", ("train.schedule=cosine",)),
     ("linear schedule", ("train.schedule=linear",)),
+    ("reward normalisation", ("env.shaping.normalize=batch",)),
     ("several mini-batches", ("train.mini_batches=2",)),
     ("several epochs", ("train.epochs=2",)),
     ("early stop by KL", ("train.target_kl=0.02",)),

@@ -3,6 +3,7 @@
 import asyncio
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,13 +11,17 @@ import torch
 
 pytest.importorskip("verl")
 
+from verl.utils.metric import Metric
 from verl_parts import tiny_folder
 
-from turnwise.config.schema import RolloutConfig
+from turnwise.algos.algorithm import build_algorithm
+from turnwise.config.schema import Config, RolloutConfig
 from turnwise.data.batch import Batch, collate
 from turnwise.generate.base import GeneratorError, Sampling, Session
 from turnwise.integrations.verl.generator import ServerEngine, ServerGenerator
+from turnwise.integrations.verl.pace import Pace, PacedTrainingWorker, Pacer, check_paced
 from turnwise.integrations.verl.selection import broken_groups, rewards_on_tokens, step_metrics
+from turnwise.integrations.verl.state import RunState
 from turnwise.rollout.sync import Request
 from turnwise.types import Sample
 
@@ -176,3 +181,100 @@ def test_the_hf_server_continues_sessions_and_takes_weights(tmp_path: Path) -> N
         asyncio.run(server.load_weights({}, 8))
     with pytest.raises(ValueError, match="does not have"):
         asyncio.run(server.load_weights({"nobody.weight": torch.zeros(1)}, 8))
+
+
+class _Engine:
+    """Shaped like one of verl's: every update moves the one weight by the learning rate, and the KL by 0.01."""
+
+    def __init__(self, lr: float) -> None:
+        self.module = torch.nn.Linear(1, 1, bias=False)
+        torch.nn.init.zeros_(self.module.weight)
+        self.optimizer = torch.optim.SGD(self.module.parameters(), lr=lr)
+        self.optimizer_config = SimpleNamespace(lr=lr)
+        self.kl = 0.0
+
+    def forward_backward_batch(self, data: Any, loss_function: Any, forward_only: bool = False) -> dict[str, Any]:
+        self.module.weight.grad = torch.tensor([[-1.0]])
+        micro_batches = [(self.kl - 0.001, 1.0), (3 * (self.kl + 0.001 / 3), 3.0)]  # their mean by weight is the KL
+        sums = [Metric(aggregation="mean") for _ in range(2)]
+        for index, total in enumerate(sums):
+            total.extend([part[index] for part in micro_batches])
+        return {"metrics": {"actor/kl_sum": sums[0], "actor/kl_weight": sums[1], "loss": 1.0}}
+
+    def optimizer_step(self) -> float:
+        self.optimizer.step()
+        self.kl += 0.01
+        return 1.0
+
+    def optimizer_zero_grad(self) -> None:
+        self.optimizer.zero_grad()
+
+    def get_data_parallel_group(self) -> None:
+        return None
+
+
+def _updates(engine: _Engine, pacer: Pacer, pace: Pace, mini_batches: int) -> list[dict[str, Any]]:
+    """The metrics of the mini-batches that were looked at."""
+    seen: list[dict[str, Any]] = []
+    for _ in range(mini_batches):
+        if pacer.begin(pace):
+            found = engine.forward_backward_batch({}, None)
+            engine.optimizer_step()
+            seen.append(found["metrics"])
+    return seen
+
+
+def test_updates_end_where_the_policy_has_moved_far_enough() -> None:
+    engine = _Engine(0.5)
+    pacer = Pacer(engine)
+    seen = _updates(engine, pacer, Pace(step=1, factor=0.1, target_kl=0.015), 6)
+    # KL 0 and 0.01 before the first two updates; 0.02 before the third, which is not made, nor any after it
+    assert [row["updates/max"].aggregate() for row in seen] == [1.0, 2.0, 2.0]
+    assert [row["kl_stop/max"].aggregate() for row in seen] == [0.0, 0.0, 1.0]
+    assert [sorted(row) for row in seen] == [["kl_stop/max", "loss", "updates/max"]] * 2 + [
+        ["kl_stop/max", "updates/max"]
+    ]
+    assert engine.module.weight.item() == pytest.approx(2 * 0.5 * 0.1)
+    engine.kl = 0.0
+    assert len(_updates(engine, pacer, Pace(step=2, target_kl=0.015), 6)) == 3  # the next step begins anew
+
+
+def test_the_first_update_is_always_made_and_a_critic_makes_as_many() -> None:
+    engine = _Engine(1.0)
+    engine.kl = 9.0
+    pacer = Pacer(engine)
+    assert len(_updates(engine, pacer, Pace(step=1, target_kl=0.1), 4)) == 2
+    assert engine.module.weight.item() == 1.0
+    assert len(_updates(engine, pacer, Pace(step=2, max_updates=3), 4)) == 3
+    assert engine.module.weight.item() == 4.0
+
+
+def test_workers_of_a_users_own_must_keep_the_pace() -> None:
+    import ray
+    from verl.trainer.ppo.utils import Role
+    from verl.workers.engine_workers import TrainingWorker
+
+    check_paced({Role.Critic: ray.remote(PacedTrainingWorker)}, asked="train.schedule")
+    with pytest.raises(
+        ValueError, match=r"gives Critic the class TrainingWorker, which does not honour train.schedule"
+    ):
+        check_paced({Role.Critic: ray.remote(TrainingWorker)}, asked="train.schedule")
+
+
+def test_the_state_of_a_run_survives(tmp_path: Path) -> None:
+    config = Config(
+        algo={"kl_coef": 0.1, "kl_target": 0.02}, env={"name": "bandit", "shaping": {"normalize": "running"}}
+    )
+    algorithm = build_algorithm(config.algo)
+    state = RunState(config, algorithm)
+    state.adapt_kl(0.5, num_episodes=500)
+    state.normalizer(_batch(), ["bandit"])
+    state.idle_steps = 2
+    state.save(tmp_path / "global_step_3")
+    again = RunState(config, algorithm)
+    again.load(tmp_path / "global_step_3")
+    assert again.kl == state.kl != RunState(config, algorithm).kl
+    assert again.normalizer.state_dict() == state.normalizer.state_dict()
+    assert again.idle_steps == 2
+    with pytest.raises(ValueError, match=r"turnwise.json is missing"):
+        again.load(tmp_path)

@@ -176,6 +176,8 @@ def test_roles_and_pools(tmp_path: Path) -> None:
     assert set(roles) == {Role.ActorRolloutRef, Role.Critic}
     pool = _default_resource_pool(config)
     assert pool.get_n_gpus() == 1
+    assert _default_resource_pool().get_n_gpus() == max(1, torch.cuda.device_count())
+    assert set(_default_role_mapping()) == {Role.ActorRollout, Role.Critic}
     check_roles(roles, roles)
     check_pool(pool, {role: "global_pool" for role in roles})
     with pytest.raises(ValueError, match=r"missing: \['Critic'\]"):
@@ -195,6 +197,10 @@ def test_config_store_to_verl(tmp_path: Path) -> None:
     config = _create_verl_config(store)
     assert config.trainer.total_training_steps == 7
     assert config.trainer.v1.trainer_mode == "turnwise"
+    assert Path(config.turnwise.run_dir).parent == tmp_path
+    _, ours, recorder = resolve(config, factories={})
+    recorder.close()
+    assert ours.train.steps == 7
 
 
 def test_the_data_set_has_the_prompts_of_the_agents() -> None:
@@ -256,6 +262,10 @@ def test_rewards_of_one_step_and_of_a_whole_episode() -> None:
         SimpleGameEnvironment(), tokenizer, reward_fn=lambda reward, text, info: reward + 5.0, **options
     )(data)
     assert shaped.tolist() == [one.item() + 5.0]
+    with pytest.raises(ValueError, match="reward_fn judges a single step"):
+        EnvironmentRewardWrapper(
+            SimpleGameEnvironment(), tokenizer, reward_fn=lambda *_: 0.0, multi_turn_engine=_Walker(), **options
+        )
     whole = EnvironmentRewardWrapper(SimpleGameEnvironment(), tokenizer, multi_turn_engine=_Walker(), **options)(data)
     assert whole.tolist() == [1.0]
 

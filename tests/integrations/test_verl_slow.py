@@ -143,7 +143,7 @@ def test_an_environment_that_always_fails_ends_the_run(tmp_path: Path) -> None:
     assert "the floor is gone" in outcome.text
 
 
-@pytest.mark.parametrize("victim", ["agent", "server", "trainer"])
+@pytest.mark.parametrize("victim", ["agent", "server", "trainer", "queue", "storage"])
 def test_a_killed_worker_is_an_error_within_a_minute(tmp_path: Path, victim: str) -> None:
     code = """
 import sys
@@ -161,21 +161,40 @@ run(sys.argv[1], sys.argv[2])
 
 
 def test_lockstep_generation_and_a_reward_function(tmp_path: Path) -> None:
-    """SyncMultiTurnRollout as the generation step, and a user's rewards in place of the environment's"""
+    """The constructor with all that a user may bring: verl's config, roles, a pool, an agent, rewards of one's own; and
+    SyncMultiTurnRollout as the generation step"""
     code = """
 import json, sys
 from pathlib import Path
 import torch
 from turnwise.config.schema import Config
 from turnwise.integrations.verl import AgentTrainer
+from turnwise.integrations.verl.custom import _create_verl_config
+from turnwise.integrations.verl.pools import _default_resource_pool, _default_role_mapping
+from turnwise.rollout.agents import Agent
+from turnwise.testing.tiny import tiny_tokenizer
+
+class MyAgentClass(Agent):
+    def act(self, text):
+        print("ACTED", flush=True)
+        return text
 
 def reward_fn(data):
     said = data.batch["response_mask"].sum(-1)
     print("ROWS", sorted(data.batch.keys()), data.non_tensor_batch["index"].tolist(), flush=True)
     return said.float() + torch.arange(len(said))
 
-config = Config.model_validate(json.loads(Path(sys.argv[1]).read_text()))
-trainer = AgentTrainer(config, reward_fn=reward_fn)
+tokenizer = tiny_tokenizer()
+config = _create_verl_config(Config.model_validate(json.loads(Path(sys.argv[1]).read_text())))
+trainer = AgentTrainer(
+    config=config,
+    tokenizer=tokenizer,
+    role_worker_mapping=_default_role_mapping(config),
+    resource_pool_manager=_default_resource_pool(config),
+    agent_cls=MyAgentClass,
+    processor=None,
+    reward_fn=reward_fn,
+)
 trainer.init_workers()
 trainer.fit()
 print("STEPS", [metrics["train/episode/return_mean"] for _, metrics in trainer.recorder.history])
@@ -186,6 +205,7 @@ print("STEPS", [metrics["train/episode/return_mean"] for _, metrics in trainer.r
     outcome = run_python(code, str(path))
     assert outcome.code == 0, outcome.text[-4000:]
     assert outcome.text.count("ROWS") == 2
+    assert outcome.text.count("ACTED") == 24  # two steps of four episodes of three turns
     assert "STEPS [25.5, 25.5]" in outcome.text  # 24 sampled tokens each, and 0, 1, 2, 3
     run = RunReader(tmp_path / "runs" / "run")
     plans = plan_rollout(config, split="train", step=1, probes={"simple_game": make_env(config.env)})
@@ -193,6 +213,40 @@ print("STEPS", [metrics["train/episode/return_mean"] for _, metrics in trainer.r
     assert [entry.broken for entry in run.ledger()] == [0, 0]
     rows = [row for row in run.metrics() if "rollout/reward" in row]
     assert rows[1]["training/rollout_actor_probs_pearson_corr"] > 0.999
+
+
+@pytest.mark.parametrize("how", ["reward_fn", "multi_turn_engine"])
+def test_rewards_by_the_wrapper(tmp_path: Path, how: str) -> None:
+    """create_trainer with a judge of single steps, or with an engine that plays on from the model's one reply"""
+    code = """
+import json, sys
+from pathlib import Path
+from turnwise.config.schema import Config
+from turnwise.envs.simple_game import SimpleGameEnvironment
+from turnwise.integrations.verl import create_trainer
+from turnwise.testing.tiny import tiny_tokenizer
+from turnwise.types import Message
+
+class Engine:
+    def run_episode(self, env, response):
+        return sum(env.step(Message(role="assistant", content=response)).reward for _ in range(2)) + len(response)
+
+given = {"reward_fn": lambda reward, text, info: reward + 3.0, "multi_turn_engine": Engine()}[sys.argv[2]]
+config = Config.model_validate(json.loads(Path(sys.argv[1]).read_text()))
+trainer = create_trainer(config, SimpleGameEnvironment(), tiny_tokenizer(), **{sys.argv[2]: given})
+trainer.fit()
+for _, metrics in trainer.recorder.history:
+    print("STEP", json.dumps([metrics["train/episode/return_mean"], metrics["rollout/turns"]]))
+"""
+    path = tmp_path / "given.json"
+    path.write_text(tiny_config(tmp_path).model_dump_json())
+    outcome = run_python(code, str(path), how)
+    assert outcome.code == 0, outcome.text[-4000:]
+    steps = [json.loads(line.removeprefix("STEP ")) for line in outcome.text.splitlines() if line.startswith("STEP ")]
+    assert [turns for _, turns in steps] == [1.0, 1.0]  # one reply per episode
+    # A random model's reply is no move, which costs 0.1: once by the judge, twice by the engine (8 tokens or fewer).
+    for reward, _ in steps:
+        assert reward == pytest.approx(2.9) if how == "reward_fn" else reward > 0.0
 
 
 @pytest.mark.parametrize("script", ["verl_agent_trainer.py", "verl_custom_trainer.py"])
@@ -208,7 +262,7 @@ def test_the_examples_run(tmp_path: Path, script: str) -> None:
 
 
 def test_verls_own_command(tmp_path: Path) -> None:
-    """`python -m verl.trainer.main_ppo` with our plugin and overrides"""
+    """`python -m verl.trainer.main_ppo` with our plugin and overrides fills the run directory that these name"""
     source = tmp_path / "given.yaml"
     source.write_text(json.dumps(tiny_config(tmp_path).model_dump(mode="json")))
     made = subprocess.run(
@@ -228,6 +282,7 @@ sys.exit(subprocess.call([sys.executable, "-m", "verl.trainer.main_ppo", *sys.ar
         *words,
         "++trainer.logger=['file']",
         f"hydra.run.dir={tmp_path}/hydra",
+        seconds=600,
         environment={
             "VERL_USE_EXTERNAL_MODULES": "turnwise.integrations.verl.plugin",
             "VERL_FILE_LOGGER_PATH": str(tmp_path / "metrics.jsonl"),
@@ -236,9 +291,16 @@ sys.exit(subprocess.call([sys.executable, "-m", "verl.trainer.main_ppo", *sys.ar
     )
     assert outcome.code == 0, outcome.text[-4000:]
     rows = [json.loads(line)["data"] for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    print(f"verl's command took {outcome.seconds:.0f} s")
     assert len(rows) == 2
     assert rows[1]["training/rollout_actor_probs_pearson_corr"] > 0.999
     assert rows[1]["rollout/turns"] == 3
+    assert all(row["actor/grad_norm"] > 1e-3 and row["rollout/failures"] == 0 for row in rows)
+    run = RunReader(tmp_path / "runs" / "run")
+    ours = [row for row in run.metrics() if "rollout/reward" in row]
+    assert [row["actor/grad_norm"] for row in ours] == [row["actor/grad_norm"] for row in rows]
+    assert [len(run.episodes(step)) for step in (0, 1)] == [4, 4]
+    assert [entry.broken for entry in run.ledger()] == [0, 0]
 
 
 def test_it_learns(tmp_path: Path) -> None:

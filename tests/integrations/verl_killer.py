@@ -24,6 +24,8 @@ def run(path: str, victim: str) -> None:
         "agent": lambda: trainer.agent_loop_manager.agent_loop_workers[0],
         "server": lambda: trainer.llm_server_manager.server_handles[0],
         "trainer": lambda: trainer.actor_rollout_wg.workers[0],
+        "queue": lambda: ray.get_actor("TransferQueueController", namespace="transfer_queue"),
+        "storage": lambda: ray.get_actor("TransferQueueStorageUnit#0"),
     }
     killed: list[float] = []
 

@@ -11,7 +11,8 @@ from turnwise.config.schema import Config
 from turnwise.envs.adapt import as_env
 from turnwise.envs.base import Env
 from turnwise.envs.registry import make_env
-from turnwise.integrations.verl.resolve import make_verl_config, open_recorder, to_config
+from turnwise.integrations.verl.resolve import resolve, to_config
+from turnwise.integrations.verl.sections import open_section
 from turnwise.integrations.verl.settings import MODE, Placement
 from turnwise.rollout.plan import EnvFactory
 from turnwise.rollout.render import Renderer
@@ -156,6 +157,8 @@ class EnvironmentRewardWrapper:
         reward_fn: Callable[[float, str, dict[str, Any]], float] | None = None,
         multi_turn_engine: MultiTurnEngine | None = None,
     ) -> None:
+        if reward_fn is not None and multi_turn_engine is not None:
+            raise ValueError("reward_fn judges a single step and multi_turn_engine plays many; give one of them")
         self.config = config or Config(backend="verl")
         self._make = environment_factory(environment, self.config)
         self._tasks = CustomEnvironmentDataset(environment, tokenizer, config=self.config)
@@ -219,17 +222,16 @@ def replace_loaders(trainer: Any, train: Any, val: Any) -> None:
 
 
 def _create_verl_config(config: Any, *, placement: Placement | None = None, tokenizer: Any = None) -> Any:
-    """verl's whole OmegaConf config of a ConfigStore (or anything else that is a config here)."""
+    """verl's whole OmegaConf config of a ConfigStore (or anything else that is a config here), and a run directory for
+    it. AgentTrainer takes it as it is."""
     from turnwise.integrations.verl.cluster import find_placement
 
-    ours = to_config(config)
-    recorder = open_recorder(ours)
-    assert recorder.path is not None
-    try:
-        placement = placement or find_placement(device=ours.train.device)
-        return make_verl_config(ours, placement=placement, run_dir=recorder.path, tokenizer=tokenizer)
-    finally:
-        recorder.close()
+    placement = placement or find_placement(device=to_config(config).train.device)
+    verl_config, _, recorder = resolve(config, tokenizer=tokenizer, factories={}, placement=placement)
+    recorder.close()
+    with open_section(verl_config) as section:
+        section.run_dir = str(recorder.path)
+    return verl_config
 
 
 def _trainer_class() -> type:

@@ -6,14 +6,16 @@ from typing import Any
 POOL = "global_pool"
 
 
-def _default_role_mapping(config: Any) -> dict[Any, Any]:
+def _default_role_mapping(config: Any = None) -> dict[Any, Any]:
     """Ray worker classes by verl's Role, for what this config of verl's needs: actor and rollout (with the reference
-    where a KL is asked for), and a critic where the estimator reads values."""
+    where a KL is asked for), and a critic where the estimator reads values. Without a config: plain PPO."""
     import ray
     from verl.trainer.ppo.utils import Role, need_critic, need_reference_policy
 
     from turnwise.integrations.verl.pace import PacedActorWorker, PacedTrainingWorker
 
+    if config is None:
+        return {Role.ActorRollout: ray.remote(PacedActorWorker), Role.Critic: ray.remote(PacedTrainingWorker)}
     model = config.actor_rollout_ref.model
     adapters = model.get("lora_rank", 0) > 0 or model.get("lora_adapter_path") is not None
     reference = need_reference_policy(config) and not adapters  # adapters off: the base is the reference
@@ -23,14 +25,21 @@ def _default_role_mapping(config: Any) -> dict[Any, Any]:
     return roles
 
 
-def _default_resource_pool(config: Any) -> Any:
-    """verl's ResourcePoolManager with one pool over all nodes and devices of the config, shared by all roles."""
+def _default_resource_pool(config: Any = None) -> Any:
+    """verl's ResourcePoolManager with one pool, shared by all roles: over the nodes and devices of the config, or
+    without one over the GPUs that this machine has (one rank on the CPU where it has none)."""
     from verl.single_controller.ray import ResourcePoolManager
     from verl.trainer.ppo.utils import Role
 
-    trainer = config.trainer
+    if config is None:
+        from turnwise.integrations.verl.cluster import find_placement
+
+        found = find_placement(device="auto")
+        nodes, gpus = found.nodes, found.gpus
+    else:
+        nodes, gpus = config.trainer.nnodes, config.trainer.n_gpus_per_node
     mapping = {role: POOL for role in (*_default_role_mapping(config), Role.RewardModel)}
-    return ResourcePoolManager(resource_pool_spec={POOL: [trainer.n_gpus_per_node] * trainer.nnodes}, mapping=mapping)
+    return ResourcePoolManager(resource_pool_spec={POOL: [gpus] * nodes}, mapping=mapping)
 
 
 def check_roles(given: Mapping[Any, Any], needed: Mapping[Any, Any]) -> None:

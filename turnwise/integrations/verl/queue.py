@@ -107,6 +107,17 @@ def drop_places(meta: Any, places: set[int]) -> Any:
     )
 
 
+def queue_actors(config: Any) -> dict[str, Any]:
+    """The actors of the TransferQueue, by what a user may call them."""
+    import ray
+
+    found = {"controller of the TransferQueue": ray.get_actor("TransferQueueController", namespace="transfer_queue")}
+    if config.backend.storage_backend == "SimpleStorage":
+        for number in range(config.backend.SimpleStorage.num_data_storage_units):
+            found[f"storage {number} of the TransferQueue"] = ray.get_actor(f"TransferQueueStorageUnit#{number}")
+    return found
+
+
 def take_failures() -> list[dict[str, str]]:
     """The failed episodes that were noted since the last call, each as status, error, split and key."""
     noted = (tq.kv_list(FAILURES) or {}).get(FAILURES, {})

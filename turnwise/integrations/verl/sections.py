@@ -2,7 +2,8 @@
 
 import base64
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -49,13 +50,21 @@ def unpack(text: str | None) -> Payload:
     return cloudpickle.loads(base64.b64decode(text))
 
 
-def write_section(verl_config: Any, config: Config, payload: Payload) -> None:
-    """Puts config and payload into verl's config, so that every worker finds them."""
+@contextmanager
+def open_section(verl_config: Any) -> Iterator[Any]:
+    """Our section of verl's config, made where it is missing, to write into."""
     from omegaconf import open_dict
 
     with open_dict(verl_config):
-        old = verl_config.get(SECTION) or {}
-        verl_config[SECTION] = {**old, "json": config.model_dump_json(), "payload": pack(payload)}
+        if verl_config.get(SECTION) is None:
+            verl_config[SECTION] = {}
+        yield verl_config[SECTION]
+
+
+def write_section(verl_config: Any, config: Config, payload: Payload) -> None:
+    """Puts config and payload into verl's config, so that every worker finds them."""
+    with open_section(verl_config) as section:
+        section.json, section.payload = config.model_dump_json(), pack(payload)
 
 
 def read_config(verl_config: Any) -> Config:

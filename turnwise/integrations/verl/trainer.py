@@ -32,7 +32,7 @@ from turnwise.integrations.verl import lockstep, plugin  # noqa: F401 - the plug
 from turnwise.integrations.verl.convert import batch_to_dataproto
 from turnwise.integrations.verl.pace import KEY, STOPPED, UPDATES, Pace, check_paced
 from turnwise.integrations.verl.pools import _default_role_mapping, check_pool, check_roles
-from turnwise.integrations.verl.queue import Rows, drop_places, read_rows, take_failures, write_tokens
+from turnwise.integrations.verl.queue import Rows, drop_places, queue_actors, read_rows, take_failures, write_tokens
 from turnwise.integrations.verl.records import Recorder
 from turnwise.integrations.verl.resolve import resolve
 from turnwise.integrations.verl.selection import broken_groups, groups_per_mini_batch, rewards_on_tokens, step_metrics
@@ -187,7 +187,9 @@ class AgentTrainer(PPOTrainerSync):
         found = {f"training worker {rank}": worker for rank, worker in enumerate(self.actor_rollout_wg.workers)}
         found |= {f"rollout server {n}": server for n, server in enumerate(self.llm_server_manager.server_handles)}
         found |= {f"agent loop worker {n}": worker for n, worker in enumerate(manager.agent_loop_workers)}
-        return found
+        if self.use_critic:  # in the training workers' processes, unless a user's pool says otherwise
+            found |= {f"critic worker {rank}": worker for rank, worker in enumerate(self.critic_wg.workers)}
+        return found | queue_actors(self.config.transfer_queue)
 
     def _poll(self, partition_id: str, last_debug_time: float) -> float:
         if self._watchdog is not None:

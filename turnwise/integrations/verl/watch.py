@@ -1,7 +1,7 @@
 """Notices when a worker of a run dies, so that nobody waits for it."""
 
-import _thread
 import contextlib
+import signal
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -90,5 +90,6 @@ class Watchdog:
                 self._found = time.monotonic()
             elif time.monotonic() - self._found > GRACE:
                 self._interrupted = True
-                _thread.interrupt_main()
+                # A signal, for it ends waits on locks and sockets too; the driver's handler raises KeyboardInterrupt.
+                signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
                 return
