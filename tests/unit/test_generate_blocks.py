@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from turnwise.generate.base import GeneratorError, Sampling, Session
-from turnwise.generate.blocks.engine import PREFILL_BLOCK, Prefill, _pack
+from turnwise.generate.blocks.fused import FusedModel
+from turnwise.generate.blocks.prefill import PREFILL_BLOCK, Prefill, pack, size_for
 from turnwise.generate.hf import HFGenerator
 from turnwise.testing.tiny import tiny_model, tiny_tokenizer
 from turnwise.types import Completion
@@ -172,9 +173,100 @@ def test_long_prompts_are_cut_into_passes_in_order() -> None:
         Prefill(slot=0, start=5, ids=list(range(70)), final=True),
         Prefill(slot=1, start=0, ids=list(range(20)), final=True),
     ]
-    parts = _pack(items, 64)
+    parts = pack(items, 64)
     assert [[(i.slot, i.start, len(i.ids), i.final) for i in part] for part in parts] == [
         [(0, 5, 64, False)],
         [(0, 69, 6, True), (1, 0, 20, True)],
     ]
     assert all(sum(-(-len(i.ids) // PREFILL_BLOCK) * PREFILL_BLOCK for i in part) <= 64 for part in parts)
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3", "mistral"])
+def test_joined_weights_stay_the_models_own(kind: str, tmp_path) -> None:
+    model = tiny_model(kind)
+    ids = torch.arange(12)[None]
+    names = [name for name, _ in model.named_parameters()]
+    before = model(ids).logits
+    parameters = dict(model.named_parameters())
+    generator = HFGenerator(model, tiny_tokenizer(), slots=2, max_context=64, engine="blocks")
+    assert generator._blocks.engine._fused is not None
+    assert all(parameters[name] is parameter for name, parameter in model.named_parameters())
+    assert torch.equal(model(ids).logits, before)
+    model(ids, labels=ids).loss.backward()  # and they still learn
+    assert all(parameter.grad is not None for parameter in model.parameters())
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(1.1)
+    generator.weights_updated(1)
+    reply = asyncio.run(
+        generator.generate(Session(key="a", seed=1), [1, 2, 3], Sampling(max_tokens=9, temperature=0.0))
+    )
+    assert reply.ids == greedy(model, [1, 2, 3], tokens=9)
+    model.save_pretrained(tmp_path)
+    again = type(model).from_pretrained(tmp_path)
+    assert [name for name, _ in again.named_parameters()] == names
+    assert torch.equal(again(ids).logits, model(ids).logits)
+    second = FusedModel.of(model, length=8)  # a second generator finds them joined
+    first = generator._blocks.engine._fused
+    assert [layer.qkv.weight.data_ptr() for layer in second.layers] == [
+        layer.qkv.weight.data_ptr() for layer in first.layers
+    ]
+
+
+def test_models_outside_the_family_or_with_adapters_take_the_general_pass() -> None:
+    assert make("gemma2")._blocks.engine._fused is None
+    model = tiny_model("llama")
+    model.model.layers[0].mlp.up_proj = torch.nn.Sequential(model.model.layers[0].mlp.up_proj)
+    assert FusedModel.of(model, length=8) is None
+
+
+@pytest.mark.parametrize("kind", ["llama", "gemma2"])
+def test_prompts_that_begin_alike_are_prefilled_once_and_drawn_apart(kind: str) -> None:
+    system = [(7 * i) % 250 for i in range(40)]
+
+    async def play(generator: HFGenerator, prompts: dict[str, list[int]], seed: int) -> dict[str, list[Completion]]:
+        async def one(key: str, prompt: list[int]) -> list[Completion]:
+            session = Session(key=key, seed=seed + ord(key[-1]))
+            said = [await generator.generate(session, prompt, Sampling(max_tokens=6))]
+            said.append(await generator.generate(session, [5, 6], Sampling(max_tokens=6)))
+            await generator.release(session)
+            return said
+
+        return dict(zip(prompts, await asyncio.gather(*(one(*item) for item in prompts.items())), strict=True))
+
+    prompts = {f"g{n}m{m}": [*system, 100 + n] for n in range(3) for m in range(4)}
+    shared = make(kind, slots=5)
+    together = asyncio.run(play(shared, prompts, 3))
+    alone: dict[str, list[Completion]] = {}
+    single = make(kind, slots=5)
+    for key, prompt in prompts.items():
+        single._blocks._opening = None
+        alone |= asyncio.run(play(single, {key: prompt}, 3))
+    assert single.stats.shared_tokens == 0
+    assert shared.stats.shared_tokens >= 41 * 3 + 40  # twins of the first wave, and the system prompt later
+    assert shared.stats.prefilled_tokens + shared.stats.shared_tokens == single.stats.prefilled_tokens
+    for key in prompts:
+        assert [reply.ids for reply in together[key]] == [reply.ids for reply in alone[key]]
+    assert len({together[f"g0m{m}"][0].ids for m in range(4)}) > 1
+
+
+def test_copies_never_come_from_a_slot_that_lost_its_session() -> None:
+    generator = make(slots=1)
+    prompt = [(3 * i) % 250 for i in range(50)]
+    greedy_five = Sampling(max_tokens=5, temperature=0.0)
+
+    async def run() -> None:
+        first, second = Session(key="a", seed=1), Session(key="b", seed=1)
+        said = await generator.generate(first, prompt, greedy_five)
+        other = await generator.generate(second, [*prompt[:-1], 9], greedy_five)  # takes the only slot
+        assert other.ids == greedy(generator._model, [*prompt[:-1], 9], tokens=5)
+        again = await generator.generate(first, [7], greedy_five)
+        assert again.ids == greedy(generator._model, [*prompt, *said.ids, 7], tokens=5)
+
+    asyncio.run(run())
+
+
+def test_a_pass_has_room_for_every_draw() -> None:
+    item = Prefill(slot=0, start=0, ids=[1, 2], final=True, twins=tuple(range(1, 40)))
+    assert size_for([item]) >= 40 * PREFILL_BLOCK
+    assert pack([item], 16384) == [[item]]

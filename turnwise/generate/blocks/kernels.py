@@ -11,6 +11,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+CHUNK = 4096
+"""Logits that the drawing kernel holds at once."""
+
 
 @triton.jit
 def _attend(
@@ -116,7 +119,7 @@ def _mix(x):
 @triton.jit
 def _advance(
     LOGITS, stride, ROW, BASE, SEED, TEMP, LEFT, STOP, TOKEN, POS, WRITE, COUNT, OUT_ID, OUT_LOGPROB, CURSOR,
-    num_slots, length, vocab, BV: tl.constexpr, DECODE: tl.constexpr,
+    num_slots, length, vocab, BV: tl.constexpr, NC: tl.constexpr, DECODE: tl.constexpr,
 ):  # fmt: skip
     """One program: draws the next token of one row and moves its slot on to it."""
     r = tl.program_id(0)
@@ -135,15 +138,20 @@ def _advance(
         row = LOGITS + r.to(tl.int64) * stride
         top = float("-inf")
         argmax = 0
+        # One pass over the vocabulary, a chunk at a time: each chunk's largest value and its mass relative to that.
+        c = tl.arange(0, NC)
+        tops = tl.full((NC,), float("-inf"), tl.float32)
+        masses = tl.zeros((NC,), tl.float32)
         for v in range(0, vocab, BV):
             x = tl.load(row + v + j, mask=v + j < vocab, other=float("-inf")).to(tl.float32) * inverse
             here = tl.max(x, 0)
             argmax = tl.where(here > top, v + tl.argmax(x, 0), argmax)
             top = tl.maximum(top, here)
-        total = tl.zeros((), tl.float64)
-        for v in range(0, vocab, BV):
-            x = tl.load(row + v + j, mask=v + j < vocab, other=float("-inf")).to(tl.float32) * inverse
-            total += tl.sum(tl.exp(x - top), 0).to(tl.float64)
+            base_value = tl.where(here > float("-inf"), here, 0.0)
+            tops = tl.where(c == v // BV, here, tops)
+            masses = tl.where(c == v // BV, tl.sum(tl.exp(x - base_value), 0), masses)
+        wide = masses.to(tl.float64) * tl.exp(tops - top).to(tl.float64)
+        total = tl.sum(wide, 0)
         # splitmix64 of (seed, index of the drawn token), as in sampling.uniform
         golden = 0x9E3779B97F4A7C15
         seed = tl.load(SEED + slot).to(tl.uint64, bitcast=True)
@@ -151,19 +159,18 @@ def _advance(
         bits = _mix(_mix(seed + golden) + index * golden)
         u = (bits >> 12).to(tl.float64) * 2.220446049250313e-16
         threshold = u * total
-        cumulative = tl.zeros((), tl.float64)
-        drawn = -1
-        for v in range(0, vocab, BV):
-            x = tl.load(row + v + j, mask=v + j < vocab, other=float("-inf")).to(tl.float32) * inverse
-            p = tl.exp(x - top)
-            mass = tl.sum(p, 0).to(tl.float64)
-            if (drawn < 0) & (cumulative + mass > threshold):
-                inner = tl.cumsum(p, 0).to(tl.float64) + cumulative
-                hit = tl.min(tl.where((inner > threshold) & (p > 0.0), j, BV), 0)
-                last = tl.max(tl.where(p > 0.0, j, 0), 0)  # where the two sums round differently
-                drawn = v + tl.where(hit < BV, hit, last)
-            cumulative += mass
-        token = tl.where((temperature > 0.0) & (drawn >= 0), drawn, argmax)
+        up_to = tl.cumsum(wide, 0)
+        chunk = tl.min(tl.where(up_to > threshold, c, NC), 0)
+        chunk = tl.where(chunk < NC, chunk, tl.max(tl.where(wide > 0.0, c, 0), 0))  # where sums round differently
+        before = tl.sum(tl.where(c == chunk, up_to - wide, 0.0), 0)
+        first = chunk * BV
+        x = tl.load(row + first + j, mask=first + j < vocab, other=float("-inf")).to(tl.float32) * inverse
+        p = tl.exp(x - top)
+        inner = tl.cumsum(p, 0).to(tl.float64) + before
+        hit = tl.min(tl.where((inner > threshold) & (p > 0.0), j, BV), 0)
+        last = tl.max(tl.where(p > 0.0, j, 0), 0)
+        drawn = first + tl.where(hit < BV, hit, last)
+        token = tl.where(temperature > 0.0, drawn, argmax)
         chosen = tl.load(row + token).to(tl.float32) * inverse
         logprob = chosen - top - tl.log(total.to(tl.float32))
         left = tl.load(LEFT + slot) - 1
@@ -183,8 +190,139 @@ def _advance(
 def advance(logits: Tensor, rows: Tensor, base: Tensor, state: Any, *, decode: bool) -> None:
     """Draws a token for every row and moves its slot on. See `ops.advance`."""
     vocab = logits.shape[-1]
+    chunks = triton.next_power_of_2(triton.cdiv(vocab, CHUNK))
     _advance[(logits.shape[0],)](
         logits, logits.stride(0), rows, base, state.seed, state.temperature, state.left, state.stop, state.token,
         state.position, state.write, state.count, state.out_ids, state.out_logprobs, state.cursor,
-        state.slots, state.length, vocab, BV=4096, DECODE=decode, num_warps=8,
+        state.slots, state.length, vocab, BV=CHUNK, NC=chunks, DECODE=decode, num_warps=8,
     )  # fmt: skip
+
+
+@triton.jit
+def _add_norm(X, ADD, W, OUT, width, eps, HP: tl.constexpr, HAS_ADD: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    h = tl.arange(0, HP)
+    inside = h < width
+    x = tl.load(X + row * width + h, mask=inside, other=0.0)
+    if HAS_ADD:
+        x = x + tl.load(ADD + row * width + h, mask=inside, other=0.0)
+        tl.store(X + row * width + h, x, mask=inside)
+    wide = x.to(tl.float32)
+    scale = tl.rsqrt(tl.sum(wide * wide, 0) / width + eps)
+    # Rounded where transformers rounds, so that sampler and trainer differ as little as can be.
+    normed = (wide * scale).to(x.dtype)
+    tl.store(OUT + row * width + h, normed * tl.load(W + h, mask=inside, other=0.0), mask=inside)
+
+
+def add_norm(residual: Tensor, added: Tensor | None, weight: Tensor, *, eps: float) -> tuple[Tensor, Tensor]:
+    """See `ops.add_norm`. The sum replaces `residual` in place."""
+    num, width = residual.shape
+    out = torch.empty_like(residual)
+    _add_norm[(num,)](
+        residual, residual if added is None else added, weight, out, width, eps,
+        HP=triton.next_power_of_2(width), HAS_ADD=added is not None, num_warps=4 if width <= 2048 else 8,
+    )  # fmt: skip
+    return residual, out
+
+
+@triton.jit
+def _silu_mul(BOTH, OUT, width, B: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    i = tl.program_id(1) * B + tl.arange(0, B)
+    inside = i < width
+    gate = tl.load(BOTH + row * 2 * width + i, mask=inside, other=0.0)
+    up = tl.load(BOTH + row * 2 * width + width + i, mask=inside, other=0.0)
+    wide = gate.to(tl.float32)
+    acted = (wide * tl.sigmoid(wide)).to(gate.dtype)
+    tl.store(OUT + row * width + i, acted * up, mask=inside)
+
+
+def silu_mul(both: Tensor) -> Tensor:
+    """See `ops.silu_mul`."""
+    num, width = both.shape[0], both.shape[1] // 2
+    out = both.new_empty(num, width)
+    _silu_mul[(num, triton.cdiv(width, 1024))](both, out, width, B=1024, num_warps=4)
+    return out
+
+
+@triton.jit
+def _rope_write(
+    QKV, COS, SIN, POS, ROW, WRITE, K, V, OUT, QN, KN, eps, sk_s, sk_h, sk_l,
+    H: tl.constexpr, HK: tl.constexpr, HP: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, NORM: tl.constexpr,
+):  # fmt: skip
+    """One program: all heads of one token, in two halves, which is how they rotate."""
+    token = tl.program_id(0).to(tl.int64)
+    position = tl.load(POS + token)
+    row = tl.load(ROW + token)
+    at = tl.load(WRITE + token)
+    h = tl.arange(0, HP)
+    d = tl.arange(0, DP)
+    half = D // 2
+    inside = (h < H + 2 * HK)[:, None] & (d < half)[None, :]
+    source = QKV + token * (H + 2 * HK) * D + h[:, None] * D + d[None, :]
+    left = tl.load(source, mask=inside, other=0.0)
+    right = tl.load(source + half, mask=inside, other=0.0)
+    kind = left.dtype
+    if NORM:
+        wide_left, wide_right = left.to(tl.float32), right.to(tl.float32)
+        squares = tl.sum(wide_left * wide_left, 1) + tl.sum(wide_right * wide_right, 1)
+        scale = tl.rsqrt(squares / D + eps)[:, None]
+        is_query = (h < H)[:, None]
+        is_value = (h >= H + HK)[:, None]
+        live = (d < half)[None, :]
+        w_left = tl.where(
+            is_query, tl.load(QN + d[None, :], mask=live, other=0.0), tl.load(KN + d[None, :], mask=live, other=0.0)
+        )
+        w_right = tl.where(
+            is_query,
+            tl.load(QN + half + d[None, :], mask=live, other=0.0),
+            tl.load(KN + half + d[None, :], mask=live, other=0.0),
+        )
+        left = tl.where(is_value, left, (wide_left * scale).to(kind) * w_left)
+        right = tl.where(is_value, right, (wide_right * scale).to(kind) * w_right)
+    c = tl.load(COS + position * half + d, mask=d < half, other=0.0).to(tl.float32)[None, :]
+    s = tl.load(SIN + position * half + d, mask=d < half, other=0.0).to(tl.float32)[None, :]
+    wide_left, wide_right = left.to(tl.float32), right.to(tl.float32)
+    turns = (h < H + HK)[:, None]
+    new_left = tl.where(turns, wide_left * c - wide_right * s, wide_left).to(kind)
+    new_right = tl.where(turns, wide_right * c + wide_left * s, wide_right).to(kind)
+    queries = inside & (h < H)[:, None]
+    target = OUT + token * H * D + h[:, None] * D + d[None, :]
+    tl.store(target, new_left, mask=queries)
+    tl.store(target + half, new_right, mask=queries)
+    keys = inside & ((h >= H) & (h < H + HK))[:, None]
+    target = K + row * sk_s + (h - H)[:, None] * sk_h + at * sk_l + d[None, :]
+    tl.store(target, new_left, mask=keys)
+    tl.store(target + half, new_right, mask=keys)
+    values = inside & (h >= H + HK)[:, None]
+    target = V + row * sk_s + (h - H - HK)[:, None] * sk_h + at * sk_l + d[None, :]
+    tl.store(target, new_left, mask=values)
+    tl.store(target + half, new_right, mask=values)
+
+
+def rope_write(
+    qkv: Tensor,
+    *,
+    cos: Tensor,
+    sin: Tensor,
+    positions: Tensor,
+    rows: Tensor,
+    write: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    heads: int,
+    query_norm: Tensor | None,
+    key_norm: Tensor | None,
+    eps: float,
+) -> Tensor:
+    """See `ops.rope_write`."""
+    kv_heads, dim = keys.shape[1], keys.shape[3]
+    out = qkv.new_empty(qkv.shape[0], heads, dim)
+    _rope_write[(qkv.shape[0],)](
+        qkv, cos, sin, positions, rows, write, keys, values, out,
+        qkv if query_norm is None else query_norm, qkv if key_norm is None else key_norm, eps,
+        keys.stride(0), keys.stride(1), keys.stride(2),
+        H=heads, HK=kv_heads, HP=triton.next_power_of_2(heads + 2 * kv_heads), D=dim,
+        DP=triton.next_power_of_2(dim // 2), NORM=query_norm is not None, num_warps=4,
+    )  # fmt: skip
+    return out

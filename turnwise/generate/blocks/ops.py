@@ -28,7 +28,7 @@ class SlotState:
     stop: Tensor  # [vocab] uint8: 1 on ids that end a completion
     out_ids: Tensor  # [ring, slots] int32: drawn ids by step, -1 where none was drawn
     out_logprobs: Tensor  # [ring, slots] float32
-    cursor: Tensor  # [] int64: the ring's current row
+    cursor: Tensor  # [1] int64: the ring's current row; every decode step moves it on
 
     @classmethod
     def make(cls, *, slots: int, length: int, vocab: int, ring: int, device: torch.device) -> "SlotState":
@@ -131,6 +131,82 @@ def _attend_reference(
     return out.transpose(1, 2).reshape(num, heads, dim).to(query.dtype)
 
 
+def add_norm(residual: Tensor, added: Tensor | None, weight: Tensor, *, eps: float) -> tuple[Tensor, Tensor]:
+    """(residual + added, its RMS norm times weight), both [N, H]."""
+    if residual.is_cuda:
+        from turnwise.generate.blocks import kernels
+
+        return kernels.add_norm(residual, added, weight, eps=eps)
+    total = residual if added is None else residual + added
+    return total, _norm(total, weight, eps)
+
+
+def _norm(states: Tensor, weight: Tensor, eps: float) -> Tensor:
+    wide = states.float()
+    wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
+    return weight * wide.to(states.dtype)
+
+
+def silu_mul(both: Tensor) -> Tensor:
+    """silu of the first half times the second: [N, 2 I] -> [N, I]."""
+    if both.is_cuda:
+        from turnwise.generate.blocks import kernels
+
+        return kernels.silu_mul(both)
+    gate, up = both.chunk(2, -1)
+    return torch.nn.functional.silu(gate) * up
+
+
+def rope_write(
+    qkv: Tensor,  # [N, (H + 2 HK) D]
+    *,
+    cos: Tensor,  # [length + 1, D / 2]
+    sin: Tensor,
+    positions: Tensor,  # [N]
+    rows: Tensor,  # [N]
+    write: Tensor,  # [N]
+    keys: Tensor,  # [slots + 1, HK, length + 1, D]
+    values: Tensor,
+    heads: int,
+    query_norm: Tensor | None,
+    key_norm: Tensor | None,
+    eps: float,
+) -> Tensor:
+    """The rotated queries [N, H, D]. Rotated keys, and values, go into the slots."""
+    if qkv.is_cuda:
+        from turnwise.generate.blocks import kernels
+
+        return kernels.rope_write(
+            qkv,
+            cos=cos,
+            sin=sin,
+            positions=positions,
+            rows=rows,
+            write=write,
+            keys=keys,
+            values=values,
+            heads=heads,
+            query_norm=query_norm,
+            key_norm=key_norm,
+            eps=eps,
+        )
+    kv_heads, dim = keys.shape[1], keys.shape[3]
+    query, key, value = qkv.view(qkv.shape[0], -1, dim).split([heads, kv_heads, kv_heads], 1)
+    if query_norm is not None:
+        query = _norm(query, query_norm, eps)
+    if key_norm is not None:
+        key = _norm(key, key_norm, eps)
+    c, s = cos[positions][:, None], sin[positions][:, None]  # [N, 1, D / 2]
+
+    def rotate(states: Tensor) -> Tensor:
+        left, right = states.chunk(2, -1)
+        return torch.cat([left * c - right * s, right * c + left * s], -1)
+
+    keys[rows, :, write] = rotate(key)
+    values[rows, :, write] = value
+    return rotate(query)
+
+
 def advance(logits: Tensor, rows: Tensor, base: Tensor, state: SlotState, *, decode: bool) -> None:
     """Draws the token after each row of logits [R, V] and moves the row's slot on to it: its id and log-prob go to
     the ring, and the slot goes on decoding unless the token is a stop id or was the last of its budget.
@@ -138,18 +214,21 @@ def advance(logits: Tensor, rows: Tensor, base: Tensor, state: SlotState, *, dec
     Args:
         rows: the slot of each row, [R] int32. The scratch slot takes no part.
         base: position of the token that the logits follow, [R]; with `decode` the slots know it.
-        decode: the rows are the slots themselves; those at rest mark the ring with -1.
+        decode: the rows are the slots themselves; those at rest mark the ring with -1, and its cursor moves on.
     """
     if logits.is_cuda:
         from turnwise.generate.blocks import kernels
 
         kernels.advance(logits, rows, base, state, decode=decode)
+        if decode:
+            state.cursor.add_(1)
         return
     slot = rows.long()
     live = state.count[slot] > 0 if decode else slot < state.slots
     at = int(state.cursor)
     if decode:
         state.out_ids[at, slot[~live]] = -1
+        state.cursor += 1
     slot, position = slot[live], (state.position[slot] if decode else base.long())[live]
     ids, logprobs = draw(
         logits[live], seeds=state.seed[slot], positions=position + 1, temperature=state.temperature[slot]
