@@ -23,6 +23,7 @@ from turnwise.integrations.verl.pace import Pace, PacedTrainingWorker, Pacer, ch
 from turnwise.integrations.verl.selection import broken_groups, rewards_on_tokens, step_metrics
 from turnwise.integrations.verl.state import RunState
 from turnwise.rollout.sync import Request
+from turnwise.testing.tiny import tiny_tokenizer
 from turnwise.types import Sample
 
 pytestmark = pytest.mark.verl
@@ -103,7 +104,7 @@ class _Client:
 
 
 def _generator(client: _Client, engine: str = "vllm") -> ServerGenerator:
-    return ServerGenerator(client, engine=engine, max_context=20, stop_ids=frozenset({2}))
+    return ServerGenerator(client, engine=engine, max_context=20, stop_ids=frozenset({2}), tokenizer=tiny_tokenizer())
 
 
 def test_a_session_sends_its_whole_context_to_one_server() -> None:
@@ -123,6 +124,15 @@ def test_finish_reasons_of_other_engines() -> None:
         client = _Client(_Answer(ids, [-1.0] * len(ids)))
         done = asyncio.run(_generator(client).generate(Session(key="a", seed=0), [1], Sampling(max_tokens=4)))
         assert done.finish_reason == reason
+
+
+def test_a_reply_that_ends_by_a_stop_string_at_its_limit() -> None:
+    ids = tiny_tokenizer().encode("a</b>")
+    client = _Client(_Answer(ids, [-1.0] * len(ids)))
+    sampling = Sampling(max_tokens=len(ids), stop=("</b>",))
+    done = asyncio.run(_generator(client).generate(Session(key="a", seed=0), [1], sampling))
+    assert done.finish_reason == "stop"
+    assert client.asked[0][2]["stop"] == ["</b>"]
 
 
 @pytest.mark.parametrize(
@@ -254,11 +264,12 @@ def test_workers_of_a_users_own_must_keep_the_pace() -> None:
     from verl.trainer.ppo.utils import Role
     from verl.workers.engine_workers import TrainingWorker
 
-    check_paced({Role.Critic: ray.remote(PacedTrainingWorker)}, asked="train.schedule")
+    check_paced({Role.Critic: ray.remote(PacedTrainingWorker)}, asked=["train.schedule"])
+    check_paced({Role.Critic: ray.remote(TrainingWorker)}, asked=[])
     with pytest.raises(
         ValueError, match=r"gives Critic the class TrainingWorker, which does not honour train.schedule"
     ):
-        check_paced({Role.Critic: ray.remote(TrainingWorker)}, asked="train.schedule")
+        check_paced({Role.Critic: ray.remote(TrainingWorker)}, asked=["train.schedule", "train.target_kl"])
 
 
 def test_the_state_of_a_run_survives(tmp_path: Path) -> None:

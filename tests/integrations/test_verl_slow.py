@@ -303,6 +303,26 @@ sys.exit(subprocess.call([sys.executable, "-m", "verl.trainer.main_ppo", *sys.ar
     assert [entry.broken for entry in run.ledger()] == [0, 0]
 
 
+def test_the_main_recipe(tmp_path: Path) -> None:
+    """`turnwise train frozen_lake --backend verl`: a row per turn, a warm start, mini-batches, a linear schedule"""
+    words = ["train", "frozen_lake", "--backend", "verl", "train.steps=2", "eval.episodes=8", "train.device=cpu"]
+    code = "import sys; from turnwise.cli.main import main; main(sys.argv[1:])"
+    outcome = run_python(code, *words, f"log.dir={tmp_path}", "log.name=run", seconds=600)
+    assert outcome.code == 0, outcome.text[-4000:]
+    run = RunReader(tmp_path / "run")
+    rows = [row for row in run.metrics() if "rollout/reward" in row]
+    print(f"{outcome.seconds:.0f} s; reward {[row['rollout/reward'] for row in rows]}")
+    assert len(rows) == 2
+    for row in rows:
+        assert row["training/rollout_actor_probs_pearson_corr"] > 0.999
+        assert row["rollout/episodes"] == 64
+        assert row["rollout/contexts"] == row["rollout/turns"] > 1
+        assert 1 <= row["train/updates"] <= 4
+        assert row["rollout/failures"] == 0
+    assert rows[0]["train/lr"] == pytest.approx(7e-4 / 5)
+    assert len([row for row in run.metrics() if "eval/success" in row]) == 2
+
+
 def test_it_learns(tmp_path: Path) -> None:
     """The count environment: a random model learns to answer in plain characters, in three turns each"""
     from turnwise.config.load import load_config

@@ -191,6 +191,7 @@ class TurnwiseAgentLoop(AgentLoopBase):
                 engine=rollout.name,
                 max_context=rollout.max_model_len or rollout.prompt_length + rollout.response_length,
                 stop_ids=end_ids(self.tokenizer, None),
+                tokenizer=self.tokenizer,
             )
             _players[split] = EpisodePlayer(
                 config, generator, self.tokenizer, split=split, section=self.config[SECTION]

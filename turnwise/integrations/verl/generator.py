@@ -6,6 +6,7 @@ from typing import Any
 from uuid import uuid4
 
 from turnwise.generate.base import ContextOverflowError, GeneratorError, Sampling, Session
+from turnwise.generate.stops import StopChecker
 from turnwise.rollout.sync import Request
 from turnwise.types import Completion
 
@@ -17,11 +18,14 @@ class ServerGenerator:
     keeps its turns on the same server.
     """
 
-    def __init__(self, client: Any, *, engine: str, max_context: int, stop_ids: frozenset[int]) -> None:
+    def __init__(
+        self, client: Any, *, engine: str, max_context: int, stop_ids: frozenset[int], tokenizer: Any = None
+    ) -> None:
         self._client = client
         self._engine = engine
         self._max_context = max_context
         self._stop_ids = stop_ids
+        self._tokenizer = tokenizer  # needed where replies end by stop strings
         self._sessions: dict[str, tuple[str, tuple[int, ...]]] = {}
         self._version = 0
 
@@ -66,7 +70,8 @@ class ServerGenerator:
                 "actor_rollout_ref.rollout.calculate_log_probs: true"
             )
         self._version = output.extra_fields.get("global_steps") or 0
-        stopped = len(output.token_ids) < limit or output.token_ids[-1] in self._stop_ids
+        ends = StopChecker(self._tokenizer, ids=self._stop_ids, strings=sampling.stop)
+        stopped = len(output.token_ids) < limit or ends.reached(output.token_ids)
         if self._engine == "hf":  # our own server says so exactly; a stop string may end a reply at its limit
             stopped = output.stop_reason == "completed"
         return Completion(
@@ -87,6 +92,8 @@ class ServerGenerator:
             params |= {"turnwise_session": request_id, "turnwise_seed": seed, "stop": list(sampling.stop)}
         else:
             params |= {"repetition_penalty": 1.0, "logprobs": True, "stop_token_ids": sorted(self._stop_ids)}
+        if self._engine == "vllm" and sampling.stop:  # it cuts the text, which nobody reads, never the ids
+            params |= {"stop": list(sampling.stop), "skip_special_tokens": False}
         return params
 
 

@@ -32,6 +32,7 @@ def open_rollout(trainer: "AgentTrainer") -> SyncMultiTurnRollout:
         engine=rollout.name,
         max_context=rollout.max_model_len or rollout.prompt_length + rollout.response_length,
         stop_ids=end_ids(trainer.tokenizer, None),
+        tokenizer=trainer.tokenizer,
     )
     payload = unpack(trainer.config[SECTION].get("payload"))
     return SyncMultiTurnRollout(

@@ -4,7 +4,7 @@ verl knows neither a linear schedule nor our warm-up (under its own the first st
 workers always make all their passes. A worker here takes both from the driver, with every batch that it trains on.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -95,7 +95,11 @@ class Pacer:
 
 
 class PacedTrainingWorker(TrainingWorker):
-    """verl's training worker, at the pace that comes with its batches; without one, at verl's own."""
+    """verl's training worker, at the pace that comes with its batches; without one, at verl's own.
+
+    verl fills mini-batches up with empty rows, and divides a mean over rows by these too. Here it does not, so that a
+    loss is the native one whatever the number of rows.
+    """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -107,8 +111,15 @@ class PacedTrainingWorker(TrainingWorker):
         if pace is not None:
             if not self._pacer.begin(Pace(**pace)):
                 return tu.get_tensordict(tensor_dict={}, non_tensor_dict={"metrics": {}})
-            tu.assign_non_tensor(data, update_lr_scheduler=False)
+            tu.assign_non_tensor(data, update_lr_scheduler=False, global_batch_size=self._real_rows(data))
         return super().train_batch(data)
+
+    def _real_rows(self, data: Any) -> int:
+        """Rows of the mini-batch on all ranks without verl's padding, by which its means over rows divide."""
+        count = sum(bool(row.any()) for row in data["loss_mask"].unbind())
+        rows = torch.tensor(count, device=next(self.engine.module.parameters()).device)
+        torch.distributed.all_reduce(rows, group=self.engine.get_data_parallel_group())
+        return max(int(rows), 1)
 
 
 class PacedActorWorker(ActorRolloutRefWorker):
@@ -117,12 +128,12 @@ class PacedActorWorker(ActorRolloutRefWorker):
     actor_worker_cls = PacedTrainingWorker
 
 
-def check_paced(given: Mapping[Any, Any], *, asked: str) -> None:
-    """Raises ValueError where workers of a user's own would not honour these settings."""
-    for role, worker in given.items():
+def check_paced(given: Mapping[Any, Any], *, asked: Sequence[str]) -> None:
+    """Raises ValueError where workers of a user's own would not honour these settings, if any."""
+    for role, worker in given.items() if asked else ():
         own = worker.__ray_actor_class__
         if not issubclass(own, PacedTrainingWorker | PacedActorWorker):
             raise ValueError(
-                f"role_worker_mapping gives {role.name} the class {own.__name__}, which does not honour {asked}; "
-                "derive it from PacedActorWorker or PacedTrainingWorker of turnwise.integrations.verl.pace"
+                f"role_worker_mapping gives {role.name} the class {own.__name__}, which does not honour "
+                f"{', '.join(asked)}; derive it from PacedActorWorker or PacedTrainingWorker (verl/pace.py)"
             )

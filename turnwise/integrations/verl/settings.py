@@ -109,8 +109,8 @@ def refusals(config: Config, *, engine: str = "hf") -> list[str]:
         (
             "rollout.stop",
             config.rollout.stop,
-            bool(config.rollout.stop) and engine != "hf",
-            "only the hf engine keeps the tokens of a stop string; use it, or drop the strings",
+            bool(config.rollout.stop) and engine not in ("hf", "vllm"),
+            "that this engine keeps the tokens of a stop string was not checked; use hf or vllm, or drop the strings",
         ),
         ("eval.after", config.eval.after, not config.eval.after and config.eval.every > 0, "verl validates at the end"),
     ]

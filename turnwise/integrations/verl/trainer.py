@@ -135,8 +135,13 @@ class AgentTrainer(PPOTrainerSync):
         if self._roles is not None:
             check_roles(self._roles, self.role_worker_mapping)
             train = self.ours.train
-            if train.target_kl is not None or train.warmup_steps or train.schedule != "constant":
-                check_paced(self._roles, asked="train.schedule, train.warmup_steps and train.target_kl")
+            asked = {
+                "train.target_kl": train.target_kl is not None,
+                "train.warmup_steps": train.warmup_steps > 0,
+                "train.schedule": train.schedule != "constant",
+                "algo.reduction": self.algorithm.reduction != "token_mean",
+            }
+            check_paced(self._roles, asked=[name for name, needed in asked.items() if needed])
             self.role_worker_mapping.update(self._roles)
         if self._pools is not None:
             check_pool(self._pools, self.mapping)
@@ -325,21 +330,14 @@ class AgentTrainer(PPOTrainerSync):
         metrics["train/idle"] = float(self._idle)
         metrics["train/values_seen"] = float(ours.values is not None and bool(ours.values.any()))
         self._note_idle()
-        tensors = {"advantages": self._scaled(ours.advantages, rows, total=len(batch)), "returns": ours.returns}
+        advantages = torch.zeros_like(ours.advantages) if self._idle else ours.advantages
+        tensors = {"advantages": advantages, "returns": ours.returns}
         self.recorder.step(self.global_steps - 1, rows, ours)
         if self.algorithm.tis_cap is not None:
             ratio = (ours.old_logprobs - ours.logprobs).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
             weights = torch.where(ours.response_mask, ratio.clamp(max=self.algorithm.tis_cap), 1.0)
             write_tokens(batch, rows, {"weights": weights}, names={"weights": "rollout_is_weights"}, padding=1.0)
         return write_tokens(batch, rows, tensors)
-
-    def _scaled(self, advantages: torch.Tensor, rows: Rows, *, total: int) -> torch.Tensor:
-        """verl divides by all rows under a mean over rows, its padding included: advantages make up for it."""
-        if self._idle:
-            return torch.zeros_like(advantages)
-        if self.algorithm.reduction == "token_mean":
-            return advantages
-        return advantages * (total / len(rows.places))
 
     def _check_rows(self, rows: Rows) -> None:
         if len(rows.members) == len(rows.infos) or self.algorithm.reduction in ("token_mean", "sequence_mean"):
