@@ -8,7 +8,7 @@ from turnwise.data.batch import Batch, collate
 from turnwise.data.samples import episode_to_samples
 from turnwise.generate.base import ContextOverflowError, Session
 from turnwise.rollout.outputs import EnvInput, EnvOutput, LmInput, LmOutput
-from turnwise.rollout.render import Renderer, Tokenizer
+from turnwise.rollout.render import Rendered, Renderer, Tokenizer, tools_key
 from turnwise.seeding import derive_seed
 from turnwise.types import Episode, Json, Message
 
@@ -20,11 +20,13 @@ class _Conversation:
     key: str
     seed: int
     tools: tuple[Mapping[str, Json], ...]
+    tools_key: str
     blocks: list[list[Message]] = field(default_factory=list[list[Message]])
-    rendered: str = ""  # the rendering that the last reply answered
+    rendered: Rendered | None = None  # the rendering that the last reply answered
     window_start: int = 0  # first block of the context that the model is in
     num_ids: int = 0  # ids in the session
     contexts: int = 0
+    session: Session | None = None  # of the last context
     reply_end: str = ""  # text of the end-of-turn token that the last reply ended in
     pending: LmInput | None = None
 
@@ -53,16 +55,14 @@ class ContextManager:
         tools: Sequence[Mapping[str, Json]] = (),
     ) -> None:
         """Starts a conversation (anew, if the environment had one)."""
-        conversation = _Conversation(key=key, seed=seed, tools=tuple(tools))
+        conversation = _Conversation(key=key, seed=seed, tools=tuple(tools), tools_key=tools_key(tools))
         conversation.blocks.append(list(prompt))
         self._conversations[env_id] = conversation
 
     def close(self, env_id: int) -> Session | None:
         """Forgets a conversation; returns the session that it holds, to be released."""
         conversation = self._conversations.pop(env_id, None)
-        if conversation is None or conversation.contexts == 0:
-            return None
-        return self._session(conversation)
+        return None if conversation is None else conversation.session
 
     def get_lm_inputs(self, env_outputs: Sequence[EnvOutput]) -> list[LmInput]:
         """What the model must read next, for every environment that waits for a reply.
@@ -81,16 +81,19 @@ class ContextManager:
         conversation = self._conversations[env_id]
         conversation.blocks[-1].extend(messages)
         start = self._window_start(len(conversation.blocks))
-        rendered = self.renderer.prompt(self._window(conversation, start), conversation.tools)
-        ids: tuple[int, ...] | None = None
-        old = self._session(conversation) if conversation.contexts else None
-        if conversation.contexts and start == conversation.window_start:
-            ids = self._continuation(conversation, rendered)
-        restart = ids is None
-        if ids is None:
-            ids = self.renderer.encode(rendered)
+        old = conversation.session
+        if old is not None and start == conversation.window_start:
+            rendered, text = self._continuation(conversation)
+        else:
+            window = self._window(conversation, start)
+            rendered, text = self.renderer.render(window, conversation.tools, key=conversation.tools_key), None
+        restart = text is None
+        ids = self.renderer.encode(rendered.text if text is None else text)
+        session = old
+        if restart or session is None:
             conversation.num_ids = 0
             conversation.contexts += 1
+            session = conversation.session = _session(conversation)
         room = self._max_context - conversation.num_ids - len(ids)
         if room < 1:
             raise ContextOverflowError(
@@ -102,7 +105,7 @@ class ContextManager:
         limit = min(self._config.max_response_tokens, room)
         lm_input = LmInput(
             env_id=env_id,
-            session=self._session(conversation),
+            session=session,
             new_ids=ids,
             restart=restart,
             stale=old if restart else None,
@@ -147,9 +150,9 @@ class ContextManager:
         if not messages or len(conversation.blocks) < 2:
             return ()
         conversation.blocks[-1].extend(messages)
-        window = self._window(conversation, conversation.window_start)
-        ids = self._continuation(conversation, self.renderer.prompt(window, conversation.tools))
-        return ids if ids and conversation.num_ids + len(ids) <= self._max_context else ()
+        _, text = self._continuation(conversation)
+        ids = () if text is None else self.renderer.encode(text)
+        return ids if conversation.num_ids + len(ids) <= self._max_context else ()
 
     def formulate_rollouts(self, episodes: Sequence[Episode], *, pad_id: int = 0) -> Batch:
         """The episodes as one training batch, failed ones left out."""
@@ -157,10 +160,6 @@ class ContextManager:
         if not usable:
             raise ValueError(f"none of the {len(episodes)} episodes can be trained on; see their status and error")
         return collate([sample for episode in usable for sample in episode_to_samples(episode)], pad_id=pad_id)
-
-    def _session(self, conversation: _Conversation) -> Session:
-        number = conversation.contexts - 1
-        return Session(key=f"{conversation.key}#{number}", seed=derive_seed(conversation.seed, "context", number))
 
     def _window_start(self, num_blocks: int) -> int:
         match self._config.window:
@@ -180,10 +179,26 @@ class ContextManager:
         later = [message for block in conversation.blocks[start + 1 :] for message in block]
         return [*system, *first, *later]
 
-    def _continuation(self, conversation: _Conversation, rendered: str) -> tuple[int, ...] | None:
-        reply = conversation.blocks[-1][0].content
-        text = self.renderer.continuation(conversation.rendered, reply, rendered, end=conversation.reply_end)
-        return None if text is None else self.renderer.encode(text)
+    def _continuation(self, conversation: _Conversation) -> tuple[Rendered, str | None]:
+        """(the rendering of the same window with its last block, what follows the reply in it or None)."""
+        before, block, end = conversation.rendered, conversation.blocks[-1], conversation.reply_end
+        if before is None:
+            raise ValueError(f"{conversation.key}: a reply came before anything was rendered")
+
+        def window() -> list[Message]:
+            return self._window(conversation, conversation.window_start)
+
+        tools, key = conversation.tools, conversation.tools_key
+        extended = self.renderer.extend(before, block, tools, key=key, end=end, window=window)
+        if extended is not None:
+            return extended
+        rendered = self.renderer.render(window(), tools, key=key)
+        return rendered, self.renderer.continuation(before.text, block[0].content, rendered.text, end=end)
+
+
+def _session(conversation: _Conversation) -> Session:
+    number = conversation.contexts - 1
+    return Session(key=f"{conversation.key}#{number}", seed=derive_seed(conversation.seed, "context", number))
 
 
 def _last_messages(output: EnvOutput) -> list[Message]:
