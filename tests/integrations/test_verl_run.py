@@ -112,3 +112,8 @@ def test_validation_has_many_turns(two_steps: tuple[RunReader, Outcome, Config])
     assert row["eval/turns"] == 3
     assert row["eval/reward"] == pytest.approx(-0.3)
     assert row["eval/failures"] == 0
+    assert row["eval/episodes"] == 4
+    assert row["eval/reward_low"] <= row["eval/reward"] <= row["eval/reward_high"]
+    summary = two_steps[0].summary()
+    assert (summary["steps"], summary["after"]) == (2, None)
+    assert summary["before"]["episodes"] == 4

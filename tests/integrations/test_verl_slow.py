@@ -321,6 +321,7 @@ def test_the_main_recipe(tmp_path: Path) -> None:
         assert row["rollout/failures"] == 0
     assert rows[0]["train/lr"] == pytest.approx(7e-4 / 5)
     assert len([row for row in run.metrics() if "eval/success" in row]) == 2
+    assert [run.summary()[label]["step"] for label in ("before", "after")] == [0, 2]
 
 
 def test_it_learns(tmp_path: Path) -> None:

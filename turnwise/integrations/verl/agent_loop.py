@@ -10,6 +10,7 @@ from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetr
 from turnwise.config.schema import Config
 from turnwise.data.samples import episode_to_samples
 from turnwise.generate.stops import end_ids
+from turnwise.integrations.verl.evaluation import note_outcome
 from turnwise.integrations.verl.generator import ServerGenerator
 from turnwise.integrations.verl.sections import SECTION, read_config, unpack
 from turnwise.rollout.plan import EpisodePlan, divide_groups, env_configs, turn_limit
@@ -179,6 +180,8 @@ class TurnwiseAgentLoop(AgentLoopBase):
         if episode.status.failed or not episode.turns:
             await _note_failure(episode, key=f"{row['uid']}_{member}", split=split)
             raise EpisodeFailedError(f"{episode.id} ended as {episode.status.value}: {episode.error}")
+        if split != "train":
+            await note_outcome(episode, key=f"{row['uid']}_{member}")
         every = player.config.log.episodes_every
         store = split == "train" and every > 0 and step % every == 0
         return episode_outputs(episode, validate=split != "train", store=store)

@@ -10,4 +10,5 @@ collect_ignore = [
     "plugin.py",
     "queue.py",
     "trainer.py",
+    "updates.py",
 ]

@@ -1,11 +1,12 @@
 """The run directory of a run on verl: the files of a native run, written by verl's driver."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from turnwise.data.batch import Batch
 from turnwise.data.samples import episode_to_samples
+from turnwise.log.events import Evaluated
 from turnwise.log.store import RunDirectory
 from turnwise.train.loop import check_ledger, credit_rows
 
@@ -60,6 +61,26 @@ class Recorder:
         if self._credit:
             samples = [sample for episode in episodes for sample in episode_to_samples(episode)]
             self.run.write_credit(step, credit_rows(batch, samples))
+
+    def finish(
+        self, *, steps: int, evaluations: Sequence[Evaluated], seconds: float, piece: Callable[[int], str]
+    ) -> None:
+        """Writes what the run came to, and the text of the tokens that a report shows."""
+        if self.run is None:
+            return
+        labelled = {event.label: event.to_json() for event in evaluations}
+        latest = self.run.checkpoints / "latest_checkpointed_iteration.txt"
+        self.run.write_summary(
+            {
+                "steps": steps,
+                "before": labelled.get("before"),
+                "after": labelled.get("after"),
+                "seconds": round(seconds, 3),
+                "checkpoint": f"checkpoints/global_step_{latest.read_text().strip()}" if latest.is_file() else None,
+            }
+        )
+        if self._credit:
+            self.run.write_pieces(piece)
 
     def close(self) -> None:
         if self.run is not None:

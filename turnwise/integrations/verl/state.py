@@ -1,4 +1,4 @@
-"""What a run finds out about itself: the KL's coefficient, reward statistics, steps in a row without a lesson.
+"""What a run finds out about itself: the KL's coefficient, reward statistics, idle steps in a row, evaluations.
 
 verl's checkpoints know nothing of it, so it is stored beside them.
 """
@@ -10,6 +10,7 @@ from turnwise.algos.algorithm import Algorithm
 from turnwise.algos.kl import KLState, update_kl
 from turnwise.algos.normalize import RewardNormalizer
 from turnwise.config.schema import Config
+from turnwise.log.events import Evaluated
 from turnwise.rollout.plan import env_configs
 
 FILE = "turnwise.json"
@@ -35,6 +36,7 @@ class RunState:
             {tag: env.shaping for tag, env in environments.items()}, singleton=algorithm.singleton
         )
         self.idle_steps = 0
+        self.evaluations: list[Evaluated] = []
 
     def adapt_kl(self, kl: float, *, num_episodes: int) -> None:
         """Moves the KL's coefficient towards its target, where it has one."""
@@ -47,6 +49,7 @@ class RunState:
             "kl_coef": self.kl.coef,
             "idle_steps": self.idle_steps,
             "reward_statistics": self.normalizer.state_dict(),
+            "evaluations": [event.to_json() for event in self.evaluations],
         }
         (folder / FILE).write_text(json.dumps(state) + "\n", encoding="utf-8")
 
@@ -65,3 +68,6 @@ class RunState:
         self.kl = KLState(coef=coef, target=self.kl.target)
         self.idle_steps = state["idle_steps"]
         self.normalizer.load_state_dict(state["reward_statistics"])
+        # A run that was over and goes on is evaluated anew at its new end.
+        found = [Evaluated.from_json(event) for event in state["evaluations"]]
+        self.evaluations = [event for event in found if event.label != "after"]

@@ -1,14 +1,13 @@
 """AgentTrainer: verl's synchronous PPO trainer with our generation step and our credit assignment.
 
-Of verl's step (sample, balance, old log-probs, reference, values, advantages, critic, actor) three parts are replaced:
-what is generated (agent loops, or SyncMultiTurnRollout), which rows go on (failures, group filters), and advantages.
+Of verl's step (sample, balance, old log-probs, reference, values, advantages, critic, actor) these parts are replaced:
+what is generated (agent loops, or SyncMultiTurnRollout), which rows go on (failures, group filters), advantages, and the
+pace of the updates (updates.py).
 """
 
 import logging
+import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
-from functools import partial
-from pathlib import Path
 from typing import Any, NoReturn
 
 import ray
@@ -19,9 +18,6 @@ from tensordict import TensorDict
 from verl import DataProto
 from verl.trainer.ppo.v1 import AgentLoopManagerTQ
 from verl.trainer.ppo.v1.trainer_base import register_trainer
-from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
-from verl.utils.config import omega_conf_to_dataclass
-from verl.workers.utils.losses import ppo_loss
 from verl.workers.utils.padding import response_from_nested
 
 from turnwise.algos.algorithm import build_algorithm
@@ -30,7 +26,8 @@ from turnwise.algos.filters import filter_groups
 from turnwise.algos.kl import MAX_LOG_RATIO, kl_rewards
 from turnwise.integrations.verl import lockstep, plugin  # noqa: F401 - the plugin registers on import
 from turnwise.integrations.verl.convert import batch_to_dataproto
-from turnwise.integrations.verl.pace import KEY, STOPPED, UPDATES, Pace, check_paced
+from turnwise.integrations.verl.evaluation import take_result
+from turnwise.integrations.verl.pace import check_paced
 from turnwise.integrations.verl.pools import _default_role_mapping, check_pool, check_roles
 from turnwise.integrations.verl.queue import Rows, drop_places, queue_actors, read_rows, take_failures, write_tokens
 from turnwise.integrations.verl.records import Recorder
@@ -38,11 +35,11 @@ from turnwise.integrations.verl.resolve import resolve
 from turnwise.integrations.verl.selection import broken_groups, groups_per_mini_batch, rewards_on_tokens, step_metrics
 from turnwise.integrations.verl.settings import MODE
 from turnwise.integrations.verl.state import RunState
+from turnwise.integrations.verl.updates import PacedTrainer
 from turnwise.integrations.verl.watch import Watchdog, WorkerDiedError
 from turnwise.rollout.agents import Agent
 from turnwise.rollout.plan import EnvFactory
 from turnwise.rollout.proxy import RolloutError
-from turnwise.train.optim import lr_factor
 from turnwise.train.update import Gap, TrainingError
 
 logger = logging.getLogger(__name__)
@@ -53,7 +50,7 @@ RewardFn = Callable[[DataProto], torch.Tensor]
 
 
 @register_trainer(MODE)
-class AgentTrainer(PPOTrainerSync):
+class AgentTrainer(PacedTrainer):
     """Multi-turn PPO on verl.
 
     Args:
@@ -170,8 +167,10 @@ class AgentTrainer(PPOTrainerSync):
             self.multi_turn_rollout = lockstep.open_rollout(self)
         self._watchdog = Watchdog(self._actors(manager), where=lambda: f"step {self.global_steps}")
         self._watchdog.start()
+        started = time.perf_counter()
         try:
             super().fit(manager)
+            self._sum_up(seconds=time.perf_counter() - started)
         except KeyboardInterrupt:
             if not self._watchdog.interrupted:
                 raise
@@ -186,6 +185,15 @@ class AgentTrainer(PPOTrainerSync):
             if self._owns_queue:
                 tq.close()
                 self._owns_queue = False
+
+    def _sum_up(self, *, seconds: float) -> None:
+        if self.recorder.history:  # else everything was done before
+            self.recorder.finish(
+                steps=self.global_steps - 1,
+                evaluations=self.state.evaluations,
+                seconds=seconds,
+                piece=lambda token: self.tokenizer.decode([token]),
+            )
 
     def _actors(self, manager: Any) -> dict[str, Any]:
         """Everybody whose death would leave the driver waiting."""
@@ -363,72 +371,6 @@ class AgentTrainer(PPOTrainerSync):
                 "(train.max_idle_steps), so there is nothing to learn; make the task easier or groups larger"
             )
 
-    # ---- updates ----
-
-    def _update_critic(self, batch: Any, metrics: dict[str, Any]) -> Any:
-        """Where a bound on the KL may end the policy's updates, the critic waits to make as many."""
-        waits = self.ours.train.target_kl is not None and self.config.trainer.critic_warmup <= self.global_steps
-        return batch if self._idle or waits else self._train_critic(batch, metrics, max_updates=None)
-
-    def _train_critic(self, batch: Any, metrics: dict[str, Any], *, max_updates: int | None) -> Any:
-        self._set_pace(batch, max_updates=max_updates)
-        batch = super()._update_critic(batch, metrics)
-        for name in (UPDATES, STOPPED):
-            metrics.pop(f"critic/{name}", None)
-        metrics["critic/lr"] = self.ours.train.critic_lr * self._lr_factor
-        return batch
-
-    def _update_actor(self, batch: Any, metrics: dict[str, Any]) -> Any:
-        if self._idle:
-            return batch
-        train = self.ours.train
-        self._set_pace(batch, target_kl=train.target_kl)
-        if self.state.kl.target is not None and self.algorithm.kl_in == "loss":
-            self._set_kl_coef(self.state.kl.coef)
-        batch = super()._update_actor(batch, metrics)
-        for name, ours in ((UPDATES, "train/updates"), (STOPPED, "train/kl_stop")):
-            if f"actor/{name}" in metrics:  # workers of a user's own do not count
-                metrics[ours] = metrics.pop(f"actor/{name}")
-        metrics["actor/lr"] = metrics["train/lr"] = train.lr * self._lr_factor
-        if self.use_critic and train.target_kl is not None:
-            batch = self._train_critic(batch, metrics, max_updates=int(metrics["train/updates"]))
-        if "actor/kl_loss" in metrics and self.algorithm.reduction != "token_sum_norm":
-            metrics["train/kl_ref"] = float(metrics["actor/kl_loss"])
-        if "train/kl_ref" in metrics:
-            metrics["train/kl_coef"] = self.state.kl.coef
-            self.state.adapt_kl(metrics["train/kl_ref"], num_episodes=int(metrics["rollout/episodes"]))
-        return batch
-
-    @property
-    def _lr_factor(self) -> float:
-        return lr_factor(self.ours.train, self.global_steps - 1)
-
-    def _set_pace(self, batch: Any, *, target_kl: float | None = None, max_updates: int | None = None) -> None:
-        pace = Pace(step=self.global_steps, factor=self._lr_factor, target_kl=target_kl, max_updates=max_updates)
-        batch.extra_info[KEY] = asdict(pace)
-
-    def _set_kl_coef(self, coef: float) -> None:
-        """Gives the actor's loss another weight of the KL; verl's workers took theirs from the config."""
-        actor = self.config.actor_rollout_ref.actor.copy()
-        actor.kl_loss_coef = coef
-        self.actor_rollout_wg.set_loss_fn(partial(ppo_loss, config=omega_conf_to_dataclass(actor)))
-
-    # ---- checkpoints ----
-
-    def _save_checkpoint(self) -> None:
-        self.state.save(Path(self.config.trainer.default_local_dir) / f"global_step_{self.global_steps}")
-        super()._save_checkpoint()
-
-    def _load_checkpoint(self) -> None:
-        super()._load_checkpoint()
-        if self.global_steps == 0:
-            return
-        trainer = self.config.trainer
-        named = trainer.resume_from_path if trainer.resume_mode == "resume_path" else None
-        self.state.load(Path(named or f"{trainer.default_local_dir}/global_step_{self.global_steps}"))
-        if self.recorder.run is not None:  # what was written after the checkpoint is written anew
-            self.recorder.run.truncate_to(self.global_steps - 1)
-
     # ---- validation and records ----
 
     def _validate(self) -> dict[str, float]:
@@ -441,17 +383,21 @@ class AgentTrainer(PPOTrainerSync):
                 raise
             first = f"{failures[0]['status']}: {failures[0]['error']}"
             raise RolloutError(f"validation failed ({len(failures)} episodes); first error: {first}") from error
-        metrics["eval/failures"] = float(len(take_failures()))
-        for name, value in list(metrics.items()):
-            _, _, kind = name.partition("/val/")
-            if kind.startswith(("reward/mean@", "success/mean@", "turns/mean@")):
-                metrics[f"eval/{kind.partition('/')[0]}"] = float(value)
+        result = take_result(failures=len(take_failures()))
+        if result is not None:
+            metrics |= result.metrics()
+            metrics["eval/turns"] = sum(outcome.turns for outcome in result.outcomes) / len(result.outcomes)
+            over = self.global_steps >= self.total_training_steps
+            label = "after" if over else "during" if self.global_steps else "before"
+            self.state.evaluations.append(result.event(self.global_steps, label))
         self.recorder.metrics(self.global_steps, metrics)
         return metrics
 
     def _compute_metrics(self, batch: Any, metrics: dict[str, Any], *args: Any, **kwargs: Any) -> None:
         super()._compute_metrics(batch, metrics, *args, **kwargs)
-        self.recorder.metrics(self.global_steps - 1, metrics)
+        # verl adds what a validation found to its step; here it has a row of its own.
+        own = {name: value for name, value in metrics.items() if not name.startswith(("eval/", "val-"))}
+        self.recorder.metrics(self.global_steps - 1, own)
 
 
 def _objects(values: list[Any]) -> Any:
