@@ -62,7 +62,7 @@ class ModelConfig(Section):
     chat_template: str | None = None
     """A Jinja template, or the path of one, in place of the tokenizer's own."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    """Precision of the forward pass. auto: bfloat16 on CUDA, float32 on the CPU. Master weights stay float32."""
+    """Precision of the weights in use. auto: bfloat16 on CUDA, float32 on the CPU. What learns keeps float32 masters."""
     gradient_checkpointing: bool = False
     trust_remote_code: bool = False
     critic: Literal["separate", "shared"] = "separate"
@@ -253,6 +253,8 @@ class TrainConfig(Section):
     """Optimizer steps per pass; a group's episodes may be in different ones."""
     micro_batch_tokens: int = Field(default=16384, ge=1)
     """Padded tokens per forward and backward pass. Changes memory, never the result."""
+    packing: Literal["auto"] | bool = "auto"
+    """Train on rows laid end to end, without padding. auto: on CUDA, where the model's attention allows it."""
     lr: float = Field(default=1e-6, gt=0.0)
     critic_lr: float = Field(default=1e-5, gt=0.0)
     weight_decay: float = Field(default=0.0, ge=0.0)

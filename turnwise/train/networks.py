@@ -5,7 +5,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, cast
 
-import torch
 from torch import Tensor, nn
 
 from turnwise.algos.algorithm import Algorithm
@@ -20,7 +19,6 @@ from turnwise.train.policy import (
     load_tokenizer,
     make_critic,
     make_reference,
-    prepare,
     quiet,
 )
 from turnwise.train.warmstart import build_embedded
@@ -75,35 +73,38 @@ def build_policy(
 
 
 def policy_tensors(policy: Policy) -> dict[str, Tensor]:
-    """What learns and is not in the checkpoint's Hugging Face directory: adapters and the critic."""
+    """What learns and is not in the checkpoint's Hugging Face directory: adapters and the critic, in float32."""
     found: dict[str, Tensor] = {}
-    if _is_peft(policy.model):
-        names = {name for name, parameter in policy.model.named_parameters() if parameter.requires_grad}
-        found |= {f"adapter.{name}": tensor for name, tensor in policy.model.state_dict().items() if name in names}
-    if policy.critic is not None:
-        found |= {f"critic.{name}": tensor for name, tensor in policy.critic.state_dict().items()}
+    with policy.masters.in_place():
+        if _is_peft(policy.model):
+            names = {name for name, parameter in policy.model.named_parameters() if parameter.requires_grad}
+            found |= {f"adapter.{name}": tensor for name, tensor in policy.model.state_dict().items() if name in names}
+        if policy.critic is not None:
+            found |= {f"critic.{name}": tensor for name, tensor in policy.critic.state_dict().items()}
     return found
 
 
 def load_policy_tensors(policy: Policy, tensors: Mapping[str, Tensor], checkpoint: Checkpoint) -> None:
     """Takes up what `policy_tensors` gave."""
     adapters = {name.removeprefix("adapter."): t for name, t in tensors.items() if name.startswith("adapter.")}
-    if adapters:
-        known = policy.model.state_dict()
-        _take_over(policy.model, known | adapters, checkpoint)
-    if policy.critic is not None:
-        own = {name.removeprefix("critic."): t for name, t in tensors.items() if name.startswith("critic.")}
-        _take_over(policy.critic, own, checkpoint)
+    with policy.masters.in_place():
+        if adapters:
+            known = policy.model.state_dict()
+            _take_over(policy.model, known | adapters, checkpoint)
+        if policy.critic is not None:
+            own = {name.removeprefix("critic."): t for name, t in tensors.items() if name.startswith("critic.")}
+            _take_over(policy.critic, own, checkpoint)
 
 
 def save_policy(policy: Policy) -> Callable[[Path], None]:
-    """Writes the policy as a Hugging Face directory, adapters merged into it."""
+    """Writes the policy's float32 weights as a Hugging Face directory, adapters merged into them."""
 
     def save(path: Path) -> None:
-        model = policy.model
-        if _is_peft(model):
-            model = cast(nn.Module, cast(Any, copy.deepcopy(model).to("cpu")).merge_and_unload())
-        save_pretrained(model, policy.tokenizer, path)
+        with policy.masters.in_place():
+            model = policy.model
+            if _is_peft(model):
+                model = cast(nn.Module, cast(Any, copy.deepcopy(model).to("cpu").float()).merge_and_unload())
+            save_pretrained(model, policy.tokenizer, path)
 
     return save
 
@@ -122,23 +123,9 @@ def load_stored_tokenizer(path: Path) -> Any:
     return AutoTokenizer.from_pretrained(str(path))
 
 
-def sampling_model(policy: Policy) -> tuple[Any, Callable[[], None]]:
-    """(model, sync): what the in-process generator samples with.
-
-    The policy itself in float32. Where forward passes run in half precision, a copy in that precision, which `sync`
-    brings up to date after an update: half the memory traffic per token, and the very rounding that autocast applies.
-    """
-    model = cast(Any, policy.model).get_base_model() if _is_peft(policy.model) else policy.model
-    if policy.precision.dtype == torch.float32:
-        return model, lambda: None
-    sampler = prepare(copy.deepcopy(model).to(policy.precision.dtype)).requires_grad_(False)
-
-    @torch.no_grad()
-    def sync() -> None:
-        for ours, theirs in zip(sampler.parameters(), model.parameters(), strict=True):
-            ours.copy_(theirs)
-
-    return sampler, sync
+def sampling_model(policy: Policy) -> Any:
+    """What the in-process generator samples with: the very module that is trained, adapters included."""
+    return cast(Any, policy.model).get_base_model() if _is_peft(policy.model) else policy.model
 
 
 def _take_over(module: nn.Module, state: Mapping[str, Tensor], checkpoint: Checkpoint) -> None:

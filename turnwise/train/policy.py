@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Generator, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -12,12 +12,22 @@ from torch import Tensor, nn
 
 from turnwise.config.schema import LoraConfig, ModelConfig
 from turnwise.data.batch import Batch
-from turnwise.train.scoring import TokenScores, head_of, hidden_states, token_scores, token_values, trunk_of
+from turnwise.train.optim import Masters
+from turnwise.train.packing import Layout, packed_passes
+from turnwise.train.scoring import (
+    TokenScores,
+    chunk_elements,
+    head_of,
+    hidden_states,
+    token_scores,
+    token_values,
+    trunk_of,
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Precision:
-    """Where and how forward passes run. Master weights stay float32 whatever this says.
+    """Where networks live, and the precision of their parameters. What learns keeps float32 masters in any case.
 
     Example:
         >>> Precision.choose("auto", device="cpu").dtype
@@ -46,11 +56,6 @@ class Precision:
         """True where sampler and trainer compute in full precision, so that their log-probs agree."""
         return self.dtype == torch.float32 and self.device.type == "cpu"
 
-    def autocast(self) -> AbstractContextManager[Any]:
-        if self.dtype == torch.float32:
-            return nullcontext()
-        return torch.autocast(self.device.type, dtype=self.dtype)
-
 
 class ValueHead(nn.Module):
     """One number per hidden state. Starts at zero, so that an untrained critic claims nothing."""
@@ -63,8 +68,7 @@ class ValueHead(nn.Module):
 
     def forward(self, hidden: Tensor) -> Tensor:
         # In float32 whatever the trunk ran in: a value's error goes straight into every advantage.
-        with torch.autocast(hidden.device.type, enabled=False):
-            return self.out(hidden.float())
+        return self.out(hidden.float())
 
 
 class Critic(nn.Module):
@@ -80,7 +84,10 @@ class Policy:
     """The policy model with what belongs to it: tokenizer, critic and reference.
 
     `score` and `value` are the two questions that training asks; both honour the batch's masks and never keep
-    gradients unless torch is recording.
+    gradients unless torch is recording. A packed `layout` is for use inside `packed()`.
+
+    Below float32 the networks' parameters are cast in place, except the value head's, and `masters` keeps the float32
+    weights of those that learn. The generator samples with `model` itself.
     """
 
     def __init__(
@@ -103,6 +110,12 @@ class Policy:
         self.adapter_reference = adapter_reference
         self.softcap = cast("float | None", vars(cast(Any, model).config).get("final_logit_softcapping"))
         self._refuse_foreign_heads()
+        networks = [self.model] if critic is None or critic.trunk is None else [self.model, critic.trunk]
+        self.masters = Masters((p for network in networks for p in _trainable(network)), precision.dtype)
+        for network in [*networks, *([] if self.reference is None else [self.reference])]:
+            cast_parameters(network, precision.dtype)
+        self.chunk_elements = chunk_elements(precision.device)
+        """Logits held at once in scoring."""
 
     @property
     def shares_trunk(self) -> bool:
@@ -114,43 +127,49 @@ class Policy:
 
     def parameters(self) -> list[nn.Parameter]:
         """The policy's trainable parameters."""
-        return [parameter for parameter in self.model.parameters() if parameter.requires_grad]
+        return _trainable(self.model)
 
     def critic_parameters(self) -> list[nn.Parameter]:
         """The critic's own trainable parameters (its head alone, where it shares the policy's trunk)."""
-        return [] if self.critic is None else [p for p in self.critic.parameters() if p.requires_grad]
+        return [] if self.critic is None else _trainable(self.critic)
 
-    def score(self, batch: Batch) -> TokenScores:
+    @contextmanager
+    def packed(self) -> Generator[None]:
+        """Passes with a packed layout are for in here, backward passes included."""
+        with packed_passes(self.model, self.critic, self.reference):
+            yield
+
+    def score(self, batch: Batch, layout: Layout | None = None) -> TokenScores:
         """The policy's log-probs and entropies."""
-        return self._score(self.model, batch)
+        return self._score(self.model, batch, layout)
 
-    def score_and_value(self, batch: Batch, *, detach: bool = False) -> tuple[TokenScores, Tensor]:
+    def score_and_value(
+        self, batch: Batch, layout: Layout | None = None, *, detach: bool = False
+    ) -> tuple[TokenScores, Tensor]:
         """Log-probs and values from one pass through a shared trunk, which `detach` keeps the values from moving."""
         assert self.critic is not None
         assert self.critic.trunk is None
-        with self.precision.autocast():
-            hidden = hidden_states(trunk_of(self.model), batch)
-            scores = token_scores(
-                head_of(self.model), hidden, batch, temperature=self.temperature, softcap=self.softcap
-            )
-            return scores, token_values(self.critic.head, hidden.detach() if detach else hidden, batch)[0]
+        packed = None if layout is None else layout.packed
+        hidden = hidden_states(trunk_of(self.model), batch, packed)
+        scores = self._token_scores(self.model, hidden, batch, layout)
+        return scores, token_values(self.critic.head, hidden.detach() if detach else hidden, batch, packed)[0]
 
-    def reference_logprobs(self, batch: Batch) -> Tensor:
+    def reference_logprobs(self, batch: Batch, layout: Layout | None = None) -> Tensor:
         """The frozen reference's log-probs: a copy of the first policy, or the policy without its adapters."""
         if self.adapter_reference:
             with cast(Any, self.model).disable_adapter():
-                return self._score(self.model, batch).logprobs
+                return self._score(self.model, batch, layout).logprobs
         if self.reference is None:
             raise ValueError("this run keeps no reference policy; set algo.kl_coef above 0")
-        return self._score(self.reference, batch).logprobs
+        return self._score(self.reference, batch, layout).logprobs
 
-    def value(self, batch: Batch) -> tuple[Tensor, Tensor]:
+    def value(self, batch: Batch, layout: Layout | None = None) -> tuple[Tensor, Tensor]:
         """(values [B, T], bootstrap [B]) of the critic."""
         if self.critic is None:
             raise ValueError("this run has no critic; its algorithm does not need one")
-        with self.precision.autocast():
-            hidden = hidden_states(self.critic.trunk or trunk_of(self.model), batch)
-        return token_values(self.critic.head, hidden, batch)
+        packed = None if layout is None else layout.packed
+        hidden = hidden_states(self.critic.trunk or trunk_of(self.model), batch, packed)
+        return token_values(self.critic.head, hidden, batch, packed)
 
     def modules(self) -> Iterator[tuple[str, nn.Module]]:
         """The networks that learn, by name."""
@@ -163,10 +182,20 @@ class Policy:
         for _, module in self.modules():
             module.train(on)
 
-    def _score(self, model: nn.Module, batch: Batch) -> TokenScores:
-        with self.precision.autocast():
-            hidden = hidden_states(trunk_of(model), batch)
-            return token_scores(head_of(model), hidden, batch, temperature=self.temperature, softcap=self.softcap)
+    def _score(self, model: nn.Module, batch: Batch, layout: Layout | None) -> TokenScores:
+        hidden = hidden_states(trunk_of(model), batch, None if layout is None else layout.packed)
+        return self._token_scores(model, hidden, batch, layout)
+
+    def _token_scores(self, model: nn.Module, hidden: Tensor, batch: Batch, layout: Layout | None) -> TokenScores:
+        return token_scores(
+            head_of(model),
+            hidden,
+            batch,
+            temperature=self.temperature,
+            softcap=self.softcap,
+            chunk_elements=self.chunk_elements,
+            layout=layout,
+        )
 
     @torch.no_grad()
     def _refuse_foreign_heads(self) -> None:
@@ -181,6 +210,17 @@ class Policy:
                 f"{type(self.model).__name__} changes its logits after the output projection (largest difference "
                 f"{(own - ours).abs().max().item():.3g}), which turnwise does not score; pick another architecture"
             )
+
+
+def cast_parameters(module: nn.Module, dtype: torch.dtype) -> nn.Module:
+    """The module with its parameters in this precision, in place. Buffers stay: rotary frequencies need float32."""
+    for parameter in module.parameters():
+        parameter.data = parameter.data.to(dtype)
+    return module
+
+
+def _trainable(module: nn.Module) -> list[nn.Parameter]:
+    return [parameter for parameter in module.parameters() if parameter.requires_grad]
 
 
 def load_tokenizer(config: ModelConfig) -> Any:

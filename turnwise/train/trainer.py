@@ -97,10 +97,8 @@ class PPOTrainer:
             self._load(checkpoint)
         if config.train.compile and self.policy.precision.device.type != "cuda":
             raise ValueError("train.compile compiles the decode step of the CUDA engine; on the CPU set it to false")
-        model, self._sync = sampling_model(self.policy)
-        self._sync()
         self.generator = HFGenerator(
-            model,
+            sampling_model(self.policy),
             self.policy.tokenizer,
             slots=config.rollout.slots,
             max_context=config.rollout.max_context,
@@ -202,7 +200,6 @@ class PPOTrainer:
             exact=self.policy.precision.exact,
         )
         if result.updated:
-            self._sync()
             self.generator.weights_updated(self.learner.version)
         self._store(result)
         self.idle_steps = 0 if result.updated else self.idle_steps + 1

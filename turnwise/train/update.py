@@ -1,8 +1,11 @@
 """One update: epochs of mini-batches, each split into micro-batches that only add up."""
 
+import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -15,7 +18,11 @@ from turnwise.config.schema import TrainConfig
 from turnwise.data.batch import Batch
 from turnwise.seeding import derive_seed
 from turnwise.train.optim import NonFiniteError, Optimizer, lr_factor
+from turnwise.train.packing import Layout, has_kernel, packed_chunks, unpackable, window_of
 from turnwise.train.policy import Policy
+from turnwise.train.scoring import trunk_of
+
+logger = logging.getLogger(__name__)
 
 
 class TrainingError(RuntimeError):
@@ -58,33 +65,44 @@ class Learner:
         groups = [(policy.parameters(), config.lr)]
         if policy.shares_trunk:
             groups.append((critic, config.critic_lr))
-        self.optimizer = Optimizer(groups, config)
+        self.optimizer = Optimizer(groups, config, masters=policy.masters)
         own = critic and not policy.shares_trunk
-        self.critic_optimizer = Optimizer([(critic, config.critic_lr)], config) if own else None
+        self.critic_optimizer = Optimizer([(critic, config.critic_lr)], config, masters=policy.masters) if own else None
+        self.packing = choose_packing(config.packing, policy)
+        """Rows are trained on end to end, without padding."""
+        self._window = window_of(policy.model)
 
     @torch.no_grad()
     def score(self, batch: Batch, *, old_logprobs: bool) -> Batch:
         """The batch with what the update reads: values where there is a critic, the reference's log-probs where a KL
         is asked for, and the policy's own (`old_logprobs`) where the sampler's are not exact."""
-        policy, size = self.policy, self.config.micro_batch_tokens
+        policy = self.policy
         policy.train_mode(False)
-        if old_logprobs:
-            batch = batch.replace(old_logprobs=over_rows(batch, size, lambda part: policy.score(part).logprobs))
-        if policy.has_reference and self.algorithm.needs_reference:
-            batch = batch.replace(ref_logprobs=over_rows(batch, size, policy.reference_logprobs))
-        if policy.critic is not None:
-            bootstrap = torch.zeros(batch.num_rows, device=batch.input_ids.device)
-            values = torch.zeros_like(batch.logprobs)
-            for rows in batch.chunks(size):
-                part = batch.select(rows)
-                found, last = policy.value(part)
-                values[rows, : found.shape[1]] = found
-                bootstrap[rows] = last
-            batch = batch.replace(values=values, bootstrap=bootstrap)
+        packed = self._packs(batch)
+        micros = self._micro_batches(batch, packed=packed)
+        with self._attention(packed):
+            if old_logprobs:
+                found = over_rows(batch, micros, lambda part, layout: policy.score(part, layout).logprobs)
+                batch = batch.replace(old_logprobs=found)
+            if policy.has_reference and self.algorithm.needs_reference:
+                batch = batch.replace(ref_logprobs=over_rows(batch, micros, policy.reference_logprobs))
+            if policy.critic is not None:
+                bootstrap = torch.zeros(batch.num_rows, device=batch.input_ids.device)
+                values = torch.zeros_like(batch.logprobs)
+                for micro in micros:
+                    found, last = policy.value(micro.batch, micro.layout)
+                    values[micro.rows, : found.shape[1]] = found
+                    bootstrap[micro.rows] = last
+                batch = batch.replace(values=values, bootstrap=bootstrap)
         return batch
 
     def update(self, batch: Batch, *, step: int) -> dict[str, float]:
         """Metrics of the update. The batch has advantages; on an error the mini-batch at fault has changed nothing."""
+        packed = self._packs(batch)
+        with self._attention(packed):
+            return self._update(batch, step=step, packed=packed)
+
+    def _update(self, batch: Batch, *, step: int, packed: bool) -> dict[str, float]:
         config = self.config
         factor = lr_factor(config, step)
         totals: dict[str, float] = {}
@@ -96,14 +114,15 @@ class Learner:
             order = torch.randperm(batch.num_rows, generator=generator).to(batch.input_ids.device)
             for number, rows in enumerate(order.tensor_split(min(config.mini_batches, batch.num_rows))):
                 where = f"step {step}, epoch {epoch}, mini-batch {number}"
-                metrics, first = self._gradients(batch, rows, warming=step < config.critic_warmup, where=where)
+                warming = step < config.critic_warmup
+                metrics, first = self._gradients(batch, rows, warming=warming, packed=packed, where=where)
                 if gap is None:  # nothing has changed yet: what the trainer says now is what the sampler should have
                     gap = first
                     gap.check(config.max_gap, step=step)
                 if config.target_kl is not None and metrics["approx_kl"] > config.target_kl and updates:
                     stopped = True
                     break
-                metrics |= self._apply(factor, warming=step < config.critic_warmup, where=where)
+                metrics |= self._apply(factor, warming=warming, where=where)
                 for name, value in metrics.items():
                     totals[name] = totals.get(name, 0.0) + value
                 updates += 1
@@ -125,9 +144,33 @@ class Learner:
     def gradients(self, batch: Batch, *, where: str = "a batch") -> dict[str, float]:
         """Adds the whole batch's gradient to the parameters, as one mini-batch; its metrics."""
         rows = torch.arange(batch.num_rows, device=batch.input_ids.device)
-        return self._gradients(batch, rows, warming=False, where=where)[0]
+        packed = self._packs(batch)
+        with self._attention(packed):
+            return self._gradients(batch, rows, warming=False, packed=packed, where=where)[0]
 
-    def _gradients(self, batch: Batch, rows: Tensor, *, warming: bool, where: str) -> tuple[dict[str, float], Gap]:
+    def _packs(self, batch: Batch) -> bool:
+        """Whether this batch is packed: not where a row is longer than a layer's window."""
+        return self.packing and (self._window is None or int(batch.lengths.max()) <= self._window)
+
+    def _attention(self, packed: bool) -> AbstractContextManager[None]:
+        return self.policy.packed() if packed else nullcontext()
+
+    def _micro_batches(self, batch: Batch, *, packed: bool) -> list["MicroBatch"]:
+        """The batch in parts of at most `micro_batch_tokens`: real ones where rows are packed, else padded ones.
+
+        All are laid out before the first is run: what the host has to ask the device, it asks here.
+        """
+        size, device = self.config.micro_batch_tokens, batch.input_ids.device
+        if packed:
+            chunks = [torch.tensor(rows, device=device) for rows in packed_chunks(batch.lengths.tolist(), size)]
+        else:
+            chunks = batch.chunks(size)
+        parts = [(rows, batch.select(rows)) for rows in chunks]
+        return [MicroBatch(rows=rows, batch=part, layout=Layout.of(part, packed=packed)) for rows, part in parts]
+
+    def _gradients(
+        self, batch: Batch, rows: Tensor, *, warming: bool, packed: bool, where: str
+    ) -> tuple[dict[str, float], Gap]:
         mini = batch.select(rows)
         mini = mini.replace(weights=token_weights(mini, self.algorithm.reduction))
         self.optimizer.zero_grad()
@@ -135,33 +178,36 @@ class Learner:
             self.critic_optimizer.zero_grad()
         sums: dict[str, Tensor] = {}
         gaps: list[Tensor] = []
-        for micro in mini.split(self.config.micro_batch_tokens):
-            loss, metrics, logprobs = self._loss(micro, warming=warming)
-            if not math.isfinite(loss.item()):
-                raise TrainingError(
-                    f"{where}: the loss is {loss.item()}, so nothing was updated. "
-                    f"Parts: { {name: value.item() for name, value in metrics.items()} }. Lower train.lr, check the "
-                    "environment's rewards, or resume from the last checkpoint"
-                )
+        masks: list[Tensor] = []
+        for part in self._micro_batches(mini, packed=packed):
+            loss, metrics, logprobs = self._loss(part, warming=warming)
             loss.backward()
-            gaps.append((logprobs.detach() - micro.logprobs)[micro.loss_mask].abs())
-            for name, value in metrics.items():
+            gaps.append((logprobs.detach() - part.batch.logprobs).abs().flatten())
+            masks.append(part.batch.loss_mask.flatten())
+            for name, value in {"loss": loss.detach(), **metrics}.items():
                 sums[name] = sums[name] + value if name in sums else value
-        numbers = {name: value.item() for name, value in sums.items()}
+        # Only now does the host wait for the device, once for all micro-batches.
+        numbers = dict(zip(sums, torch.stack(list(sums.values())).tolist(), strict=True))
+        if not math.isfinite(numbers["loss"]):
+            raise TrainingError(
+                f"{where}: the loss is {numbers.pop('loss')}, so nothing was updated. Parts: {numbers}. Lower "
+                "train.lr, check the environment's rewards, or resume from the last checkpoint"
+            )
+        del numbers["loss"]
         weight = numbers.pop("weight", 1.0) or 1.0
         # Under token_sum_norm the weights do not sum to 1: means over tokens are meant, losses are not.
         means = {name: v if name.endswith("_loss") else v / weight for name, v in numbers.items()}
-        return means, Gap.of(torch.cat(gaps))
+        return means, Gap.of(torch.cat(gaps)[torch.cat(masks)])
 
-    def _loss(self, micro: Batch, *, warming: bool) -> tuple[Tensor, dict[str, Tensor], Tensor]:
-        policy, algorithm = self.policy, self.algorithm
+    def _loss(self, part: "MicroBatch", *, warming: bool) -> tuple[Tensor, dict[str, Tensor], Tensor]:
+        policy, algorithm, micro = self.policy, self.algorithm, part.batch
         values: Tensor | None = None
         if policy.shares_trunk:
-            scores, values = policy.score_and_value(micro, detach=warming)
+            scores, values = policy.score_and_value(micro, part.layout, detach=warming)
         else:
-            scores = policy.score(micro)
+            scores = policy.score(micro, part.layout)
             if policy.critic is not None:
-                values, _ = policy.value(micro)
+                values, _ = policy.value(micro, part.layout)
         loss, metrics = policy_loss(scores.logprobs, micro, algorithm, entropies=scores.entropies)
         if values is not None:
             critic_loss, critic_metrics = value_loss(values, micro, algorithm)
@@ -184,13 +230,37 @@ class Learner:
             ) from error
         for optimizer in moving.values():
             optimizer.step(factor)
+        self.policy.masters.publish()
         return norms
 
 
-def over_rows(batch: Batch, max_tokens: int, function: Callable[[Batch], Tensor]) -> Tensor:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MicroBatch:
+    """Rows of a batch that run through the networks together."""
+
+    rows: Tensor  # [B'] int64: their numbers in the batch
+    batch: Batch
+    layout: Layout
+
+
+def over_rows(batch: Batch, micros: Sequence[MicroBatch], function: Callable[[Batch, Layout], Tensor]) -> Tensor:
     """[B, T]: what `function` says of each row, asked a micro-batch at a time."""
     result = torch.zeros_like(batch.logprobs)
-    for rows in batch.chunks(max_tokens):
-        found = function(batch.select(rows))
-        result[rows, : found.shape[1]] = found
+    for micro in micros:
+        found = function(micro.batch, micro.layout)
+        result[micro.rows, : found.shape[1]] = found
     return result
+
+
+def choose_packing(asked: Literal["auto"] | bool, policy: Policy) -> bool:
+    """Whether this policy's rows are packed: where asked for, or by itself where one kernel attends to all rows.
+
+    A model that cannot be packed is padded, with one warning where packing was expected.
+    """
+    auto = has_kernel(policy.precision.device, policy.precision.dtype)
+    if asked is False or (asked == "auto" and not auto):
+        return False
+    reason = unpackable(trunk_of(policy.model))
+    if reason is not None:
+        logger.warning("rows are padded instead of packed, which is slower: %s", reason)
+    return reason is None

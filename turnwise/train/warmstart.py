@@ -136,7 +136,7 @@ def build_embedded(
 def imitate(model: nn.Module, episodes: Sequence[Episode], *, config: Config, tokenizer: Any) -> float:
     """The mean negative log-prob per reply token over the last tenth of the steps, after training on the episodes."""
     settings = config.model.embedded
-    precision = Precision.choose(config.model.dtype, device=config.train.device)
+    precision = Precision.choose("float32", device=config.train.device)  # no masters here: the model is small
     policy = Policy(model, tokenizer, precision=precision)
     batch = _collate(episodes, tokenizer)
     optimizer = torch.optim.AdamW(model.parameters(), lr=settings.warmstart_lr, weight_decay=0.0)
