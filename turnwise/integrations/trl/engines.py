@@ -162,11 +162,12 @@ class TRLGenerator:
         held = [*self._held.get(session.key, []), *new_ids]
         if len(held) >= self._max_context:
             raise ContextOverflowError(f"{session.key}: {len(held)} ids leave no room in {self._max_context}")
+        sampling = replace(sampling, max_tokens=min(sampling.max_tokens, self._max_context - len(held)))
         future: asyncio.Future[tuple[list[int], list[float] | None]] = asyncio.get_running_loop().create_future()
         self._waiting.append(_Request(ids=held, sampling=sampling, future=future))
         version = self.policy_version
         ids, logprobs = await future
-        # TRL's engine has one length limit for all; a reply is cut where this one's ends.
+        # A round has one length limit for all; a reply is cut where this one's ends.
         ids = ids[: sampling.max_tokens]
         if not ids:
             raise GeneratorError(f"{session.key}: the engine returned an empty completion")
@@ -189,9 +190,10 @@ class TRLGenerator:
         while True:
             await self._collect(job)
             self._waiting = [request for request in self._waiting if not request.future.done()]
-            wanted, alive = self._agree(len(self._waiting), not job.done())
+            limit = max((request.sampling.max_tokens for request in self._waiting), default=0)
+            wanted, limit, alive = self._agree(len(self._waiting), limit, int(not job.done()))
             if wanted:
-                self._round(wanted)
+                self._round(wanted, max_tokens=limit)
                 await asyncio.sleep(0)
             elif not alive:
                 return
@@ -203,20 +205,20 @@ class TRLGenerator:
             known = len(self._waiting)
             await asyncio.sleep(ROUND_SECONDS)
 
-    def _agree(self, waiting: int, alive: bool) -> tuple[int, bool]:
+    def _agree(self, *mine: int) -> list[int]:
+        """The largest of each number over the processes."""
         accelerator = self._trainer.accelerator
         if accelerator.num_processes == 1:
-            return waiting, alive
-        mine = torch.tensor([[waiting, int(alive)]], device=accelerator.device)
-        most = accelerator.gather(mine).amax(0).tolist()
-        return most[0], bool(most[1])
+            return list(mine)
+        return accelerator.gather(torch.tensor([mine], device=accelerator.device)).amax(0).tolist()
 
-    def _round(self, size: int) -> None:
+    def _round(self, size: int, *, max_tokens: int) -> None:
         requests, self._waiting = self._waiting, []
         dummy = requests[0].ids if requests else [next(iter(self._stop_ids))]
         prompts = [request.ids for request in requests] + [dummy] * (size - len(requests))
         self.rounds.append(size)
-        ids, logprobs = generate_single_turn(self._trainer, prompts)
+        with _at_most(self._trainer, max_tokens):
+            ids, logprobs = generate_single_turn(self._trainer, prompts)
         for index, request in enumerate(requests):
             if not request.future.done():
                 request.future.set_result((list(ids[index]), None if logprobs is None else list(logprobs[index])))
@@ -241,3 +243,18 @@ def _one_generation(trainer: Any) -> Any:
         yield
     finally:
         trainer.__dict__.update(before)
+
+
+@contextmanager
+def _at_most(trainer: Any, tokens: int) -> Any:
+    """TRL's engine samples whole episodes' worth of tokens, `max_completion_length`; a turn needs no more than this."""
+    if trainer.use_vllm:
+        holder, name = trainer.vllm_generation, "max_completion_length"
+    else:
+        holder, name = trainer.generation_config, "max_new_tokens"
+    before = getattr(holder, name)
+    setattr(holder, name, tokens)
+    try:
+        yield
+    finally:
+        setattr(holder, name, before)

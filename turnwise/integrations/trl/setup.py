@@ -4,6 +4,7 @@ import logging
 from typing import Any
 
 from accelerate import DistributedType
+from accelerate.utils import gather_object
 
 from turnwise.config.schema import Config, EnvConfig, RolloutConfig, TrainConfig
 from turnwise.envs.base import EnvError
@@ -40,6 +41,22 @@ def refuse_unsupported(args: VerifiersGRPOConfig) -> None:
         raise ValueError(f"training needs a temperature above 0, got {args.temperature}")
     if args.generation_kwargs and args.engine == "local":
         raise ValueError("generation_kwargs mean nothing to engine 'local'; remove them or set engine='trl'")
+    if args.credit != "group_relative":
+        _refuse_beside_credit(args)
+
+
+def _refuse_beside_credit(args: VerifiersGRPOConfig) -> None:
+    """Raises ValueError for what TRL does to its own advantages, where others take their place."""
+    # turn_level compares within groups, scaled or not; the estimators have their own scale.
+    scales = ("group", "none") if args.credit == "turn_level" else ("group",)
+    rules = [
+        ("scale_rewards", args.scale_rewards not in scales, f"it is one of {', '.join(scales)} there"),
+        ("multi_objective_aggregation", args.multi_objective_aggregation != "sum_then_normalize", "rewards are summed"),
+        ("use_liger_kernel", args.use_liger_kernel, "liger's loss takes one advantage per episode"),
+    ]
+    for name, wrong, why in rules:
+        if wrong:
+            raise ValueError(f"{name} = {getattr(args, name)!r} cannot be honoured with credit {args.credit!r}: {why}")
 
 
 def choose_engine(trainer: Any) -> str:
@@ -108,7 +125,7 @@ def make_player(trainer: Any, *, engine: str, ahead: bool) -> EpisodePlayer:
             model = base_model(trainer)
             stop_ids = end_ids(tokenizer, model.generation_config)
             return Budgeted(
-                TRLGenerator(trainer, stop_ids=stop_ids, max_context=_model_room(model, room)),
+                TRLGenerator(trainer, stop_ids=stop_ids, max_context=_vllm_room(trainer, _model_room(model, room))),
                 budget=args.max_completion_length,
             )
         model = base_model(trainer)
@@ -150,3 +167,15 @@ def _measure_context(source: EnvSource, tokenizer: Any, args: VerifiersGRPOConfi
 def _model_room(model: Any, room: int) -> int:
     limit = getattr(model.config, "max_position_embeddings", None)
     return room if limit is None else min(room, limit)
+
+
+def _vllm_room(trainer: Any, room: int) -> int:
+    """The room that vLLM leaves: it raises on a longer prompt, which would end the run and not the episode."""
+    args = trainer.args
+    limits = [args.vllm_max_model_length] if args.use_vllm else []
+    if args.use_vllm and args.vllm_mode == "server" and trainer.accelerator.is_main_process:
+        # Only the first process has a client. That of old releases cannot be asked.
+        ask = getattr(trainer.vllm_generation.vllm_client, "get_server_info", None)
+        limits.append(None if ask is None else ask()["model_config"]["max_model_len"])
+    limits = [limit for limit in gather_object(limits) if limit is not None]
+    return min([room, *limits])
