@@ -86,6 +86,9 @@ class FormatConfig(Section):
     """Added to the reward of a turn whose reply has no legal action in the asked form."""
     reminder: Literal["invalid", "always", "never"] = "invalid"
     """When a user message repeats the asked form: after a badly formed reply, in every turn, or never."""
+    spell_out: bool = False
+    """The asked form shows every legal reply, as in <answer>up</answer> or <answer>down</answer>: small models copy.
+    Where any text is legal, the form is left out and the instruction has to show it."""
 
 
 class ShapingConfig(Section):
@@ -162,6 +165,9 @@ class RolloutConfig(Section):
     """0.0: greedy evaluation."""
     stop: tuple[str, ...] = ()
     """Strings that end a reply, besides the end-of-turn token."""
+    response_prefix: str = ""
+    """Text that every reply begins with, as in <answer>. It is part of the prompt: never sampled and never trained on.
+    Environments read it together with the reply."""
     slots: int = Field(default=64, ge=1)
     """Sequences that the in-process engine decodes at once."""
     isolation: Isolation = "auto"
@@ -247,6 +253,8 @@ class TrainConfig(Section):
     """Turns per episode, where the environment has no limit of its own."""
     steps: int = Field(default=100, ge=1)
     """Rollout-and-update iterations."""
+    max_minutes: float | None = Field(default=None, gt=0.0)
+    """No further step once the run has lasted so long; it then ends as after its last one. None: no limit."""
     epochs: int = Field(default=1, ge=1)
     """Passes over each rollout."""
     mini_batches: int = Field(default=1, ge=1)
@@ -320,6 +328,8 @@ class CheckpointConfig(Section):
     """Steps between checkpoints. 0: only the last."""
     keep: int = Field(default=2, ge=1)
     """How many are kept."""
+    write: bool = True
+    """False: none at all, so the run cannot be resumed. For trials of large models, whose states fill a disk."""
 
 
 class Config(Section):

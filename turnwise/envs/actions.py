@@ -148,7 +148,12 @@ def answer_form(config: FormatConfig, legal: Sequence[str] = ()) -> str:
     Example:
         >>> answer_form(FormatConfig(think=False), ("up", "left")), answer_form(FormatConfig(style="raw"))
         ('<answer>action</answer>', 'your answer alone')
+        >>> answer_form(FormatConfig(think=False, spell_out=True), ("up", "left", "down"))
+        '<answer>up</answer>, <answer>left</answer> or <answer>down</answer>'
     """
+    if config.spell_out and legal:
+        *others, last = [write_reply([action], config, think="your thoughts") for action in legal]
+        return f"{', '.join(others)} or {last}" if others else last
     word = "action" if legal else "your answer"
     if config.style == "raw":
         return f"the {word} alone" if legal else f"{word} alone"

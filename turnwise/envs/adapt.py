@@ -161,6 +161,8 @@ class TextTurns:
 
     def _system_text(self) -> str:
         instruction = self.env.instruction if self.config.system_prompt is None else self.config.system_prompt
+        if self._format.spell_out and not self.env.actions and instruction:
+            return instruction  # what may be said has no end: the instruction is to show some of it
         how = describe_format(self._format, self.env.actions, listed=bool(self._fixed_actions))
         return f"{instruction}\n{how}" if instruction else how
 

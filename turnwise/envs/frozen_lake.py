@@ -42,11 +42,12 @@ class FrozenLake(BaseEnv):
         is_slippery: bool = False,
         success_rate: float | None = None,
         random_start: bool = False,
+        random_goal: bool = False,
         observation: Literal["grid", "coordinates", "both"] = "grid",
         max_steps: int = 100,
     ) -> None:
         """`p` is the chance that a cell is frozen. `success_rate` defaults to 1/3 on slippery ice, as in Gymnasium;
-        giving one below 1 makes the ice slippery."""
+        giving one below 1 makes the ice slippery. With `random_goal`, start and goal are any two cells, as in RAGEN."""
         if not 2 <= size <= 16:
             raise ValueError(f"size is from 2 to 16, got {size}")
         lowest = 0.5 if size <= 8 else 0.65
@@ -60,7 +61,7 @@ class FrozenLake(BaseEnv):
             raise ValueError(f"max_steps is at least 1, got {max_steps}")
         self.size, self.p, self.max_steps = size, p, max_steps
         self.success_rate = success_rate if success_rate is not None else (1 / 3 if is_slippery else 1.0)
-        self.random_start, self.observation = random_start, observation
+        self.random_start, self.random_goal, self.observation = random_start, random_goal, observation
         self.instruction = self._instruction()
         self._rows: tuple[str, ...] = ()  # S, F, H, G per cell, as gymnasium writes maps
         self._cell: Cell = (0, 0)
@@ -112,11 +113,11 @@ class FrozenLake(BaseEnv):
 
     def _draw(self, seed: int, split: str) -> tuple[tuple[str, ...], Cell]:
         """(map, start): the first of this seed's maps that belongs to the split."""
-        rows, map_seed = _draw_map(self.size, self.p, seed, split)
+        rows, map_seed = _draw_map(self.size, self.p, seed, split, random_goal=self.random_goal)
         return rows, self._start(rows, Random(map_seed))
 
     def _start(self, rows: tuple[str, ...], rng: Random) -> Cell:
-        if not self.random_start:
+        if not (self.random_start or self.random_goal):
             return (0, 0)
         return rng.choice(sorted(cell for cell, distance in _distances(rows).items() if distance > 0))
 
@@ -166,19 +167,30 @@ def _distances(rows: tuple[str, ...]) -> dict[Cell, int]:
 
 
 @lru_cache(maxsize=4096)
-def _draw_map(size: int, p: float, seed: int, split: str) -> tuple[tuple[str, ...], int]:
+def _draw_map(size: int, p: float, seed: int, split: str, *, random_goal: bool) -> tuple[tuple[str, ...], int]:
     """(map, its own seed). Kept, because the members of a group, and every evaluation, ask for the same maps."""
     from gymnasium.envs.toy_text.frozen_lake import generate_random_map
 
     for attempt in range(1000):
         map_seed = derive_seed(seed, "frozen-lake/map", attempt) % 2**31
-        rows = tuple(generate_random_map(size=size, p=p, seed=map_seed))
+        rows = _goal_anywhere(size, p, map_seed) if random_goal else tuple(generate_random_map(size, p, map_seed))
         if _is_val(rows) == (split != "train"):
             return rows, map_seed
     raise EnvError(
         f"frozen_lake: none of 1000 maps of size {size} with p={p} belongs to split {split!r}; "
         f"there are too few different ones, make the lake larger or p smaller"
     )
+
+
+def _goal_anywhere(size: int, p: float, seed: int) -> tuple[str, ...]:
+    """A map whose goal is any cell. Two cells at least lead to it, so that there is a choice of starts."""
+    rng = Random(seed)
+    while True:
+        cells = ["F" if rng.random() < p else "H" for _ in range(size * size)]
+        cells[rng.randrange(size * size)] = "G"
+        rows = tuple("".join(cells[i : i + size]) for i in range(0, size * size, size))
+        if len(_distances(rows)) > 2:
+            return rows
 
 
 def _is_val(rows: tuple[str, ...]) -> bool:

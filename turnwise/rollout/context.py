@@ -36,12 +36,14 @@ class ContextManager:
 
     Windows: `full` shows everything; `last_k` the opening system message and the last k turns; `single_turn` only the
     system message and the current state. A window that moves starts a new context, and so does a chat template that
-    rewrites history; otherwise only new ids are sent.
+    rewrites history; otherwise only new ids are sent. A `response_prefix` ends what the model reads and begins what
+    the environment reads.
     """
 
     def __init__(self, tokenizer: Tokenizer, config: RolloutConfig, *, max_context: int) -> None:
         self.renderer = Renderer(tokenizer)
         self._config = config
+        self.response_prefix = config.response_prefix
         self._max_context = min(max_context, config.max_context or max_context)
         self._conversations: dict[int, _Conversation] = {}
 
@@ -88,7 +90,7 @@ class ContextManager:
             window = self._window(conversation, start)
             rendered, text = self.renderer.render(window, conversation.tools, key=conversation.tools_key), None
         restart = text is None
-        ids = self.renderer.encode(rendered.text if text is None else text)
+        ids = self.renderer.encode((rendered.text if text is None else text) + self.response_prefix)
         session = old
         if restart or session is None:
             conversation.num_ids = 0
@@ -128,7 +130,7 @@ class ContextManager:
             ended = output.completion.finish_reason == "stop" and self.renderer.is_special(ids[-1])
             conversation.reply_end = self.renderer.token_text(ids[-1]) if ended else ""
             conversation.num_ids += len(pending.new_ids) + len(ids)
-            text = self.renderer.decode(ids)
+            text = self.response_prefix + self.renderer.decode(ids)
             conversation.blocks.append([Message(role="assistant", content=text)])
             inputs.append(
                 EnvInput(
@@ -151,7 +153,7 @@ class ContextManager:
             return ()
         conversation.blocks[-1].extend(messages)
         _, text = self._continuation(conversation)
-        ids = () if text is None else self.renderer.encode(text)
+        ids = () if text is None else self.renderer.encode(text + self.response_prefix)
         return ids if conversation.num_ids + len(ids) <= self._max_context else ()
 
     def formulate_rollouts(self, episodes: Sequence[Episode], *, pad_id: int = 0) -> Batch:

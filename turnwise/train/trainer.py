@@ -176,17 +176,33 @@ class PPOTrainer:
         if config.eval.before and self._labelled("before") is None:
             self.evaluate("before")
         if self._last_checkpoint is None:
-            self.save()
-        while self.step < config.train.steps:
+            self._checkpoint()
+        last = self.step >= config.train.steps
+        if not last:  # a run that was over and goes on is evaluated anew at its new end
+            self.evaluations = [event for event in self.evaluations if event.label != "after"]
+        while not last:
             self._one_step()
-            last = self.step == config.train.steps
+            last = self.step == config.train.steps or self._out_of_time()
             if config.eval.every and self.step % config.eval.every == 0 and not last:
                 self.evaluate("during")
             if config.checkpoint.every and self.step % config.checkpoint.every == 0 and not last:
-                self.save()
+                self._checkpoint()
         if config.eval.after and self._labelled("after") is None:
             self.evaluate("after")
-        self.save()
+        self._checkpoint()
+
+    def _checkpoint(self) -> None:
+        if self.config.checkpoint.write:
+            self.save()
+
+    def _out_of_time(self) -> bool:
+        limit = self.config.train.max_minutes
+        minutes = (time.perf_counter() - self._started) / 60.0
+        if limit is None or minutes < limit:
+            return False
+        message = f"{minutes:.1f} minutes are over (train.max_minutes = {limit:g}): no step after {self.step}"
+        self._note(Notice(kind="out_of_time", message=message, step=self.step, level="info"))
+        return True
 
     def _one_step(self) -> None:
         # LoRA dropout cannot be given a generator of its own: torch's is made to depend on the step alone.
@@ -226,7 +242,7 @@ class PPOTrainer:
         )
         self._note(Notice(kind="idle_step", message=message, step=self.step))
         if self.idle_steps >= limit:
-            self.save()
+            self._checkpoint()
             raise TrainingError(
                 f"{message}. Stopped: either every task is solved, or none ever is. Make tasks easier or harder, raise "
                 "rollout.train.group_size or rollout.temperature, shape the reward (env.shaping), or raise "

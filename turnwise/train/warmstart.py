@@ -84,7 +84,8 @@ def transcript_episode(transcript: Transcript, context: ContextManager, tokenize
     answer: tuple[Message, ...] = ()
     for said, reply in transcript.exchanges:
         asked = context.next_input(0, answer)
-        ids = (*tokenizer.encode(said, add_special_tokens=False), tokenizer.eos_token_id)
+        own = said.removeprefix(context.response_prefix)
+        ids = (*tokenizer.encode(own, add_special_tokens=False), tokenizer.eos_token_id)
         completion = Completion(ids=ids, logprobs=(0.0,) * len(ids), finish_reason="stop")
         context.get_env_inputs([LmOutput(env_id=0, completion=completion)])
         turns.append(

@@ -51,6 +51,12 @@ def refuse(config: Config) -> Algorithm:
             len(config.rollout.train.tags) > 1,
             "one environment per run",
         ),
+        (
+            "train.max_minutes",
+            config.train.max_minutes,
+            config.train.max_minutes is not None,
+            "TRL counts steps; set train.steps",
+        ),
         ("train.compile", config.train.compile, config.train.compile, "set trl.torch_compile"),
     ]
     for key, value, wrong, why in rules:
@@ -127,7 +133,7 @@ def trl_arguments(config: Config, algorithm: Algorithm, *, processes: int = 1) -
         "logging_steps": 1,
         "report_to": "none",
         "disable_tqdm": True,
-        "save_strategy": "steps" if config.checkpoint.every else "no",
+        "save_strategy": "steps" if config.checkpoint.every and config.checkpoint.write else "no",
         "save_steps": max(config.checkpoint.every, 1) * train.mini_batches * train.epochs,
         "save_total_limit": config.checkpoint.keep,
         **_precision(config.model.dtype, train),
