@@ -104,6 +104,15 @@ def test_our_pace(tmp_path: Path) -> None:
     assert state["reward_statistics"]["simple_game"]["mean"] == pytest.approx(-0.3)
 
 
+def test_a_run_that_is_out_of_time(tmp_path: Path) -> None:
+    config = tiny_config(tmp_path, "train.steps=50", "train.max_minutes=0.001", "eval.after=true")
+    run, _ = trained(tmp_path, config)
+    assert [row["step"] for row in run.metrics() if "rollout/reward" in row] == [0]
+    summary = run.summary()
+    assert (summary["steps"], summary["after"]["step"]) == (1, 1)
+    assert (run.path / summary["checkpoint"] / "actor").is_dir()
+
+
 def test_grpo_with_reference_filter_windows_and_failures(tmp_path: Path) -> None:
     """Groups as baselines, a KL in the loss, several rows per episode, and members that fail on the way"""
     config = tiny_config(

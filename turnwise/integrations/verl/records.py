@@ -62,6 +62,11 @@ class Recorder:
             samples = [sample for episode in episodes for sample in episode_to_samples(episode)]
             self.run.write_credit(step, credit_rows(batch, samples))
 
+    def note(self, kind: str, message: str, *, step: int) -> None:
+        """Records what somebody should know."""
+        if self.run is not None:
+            self.run.write_event(kind, message, step=step)
+
     def finish(
         self, *, steps: int, evaluations: Sequence[Evaluated], seconds: float, piece: Callable[[int], str]
     ) -> None:

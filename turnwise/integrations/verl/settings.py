@@ -101,6 +101,12 @@ def refusals(config: Config, *, engine: str = "hf") -> list[str]:
             "which requests an engine batches together hangs on when verl's workers send them; remove it",
         ),
         (
+            "train.packing",
+            train.packing,
+            train.packing is True and find_spec("flash_attn") is None,
+            "verl packs rows with flash-attention, which is not installed; install flash-attn, or set auto",
+        ),
+        (
             "train.mini_batches",
             train.mini_batches,
             groups.env_groups % train.mini_batches != 0,
@@ -214,6 +220,7 @@ def _model(
 ) -> dict[str, Any]:
     model, cpu = config.model, placement.device == "cpu"
     flash = not cpu and find_spec("flash_attn") is not None
+    packed = flash and config.train.packing is not False
     dtype = model.dtype if model.dtype != "auto" else "float32" if cpu else "bfloat16"
     settings: dict[str, Any] = {}
     for where, engine in (("actor_rollout_ref", "actor_rollout_ref.actor.fsdp_config"), ("critic", "critic.fsdp")):
@@ -222,7 +229,7 @@ def _model(
             f"{where}.model.tokenizer_path": tokenizer_path,
             f"{where}.model.trust_remote_code": model.trust_remote_code,
             f"{where}.model.enable_gradient_checkpointing": model.gradient_checkpointing,
-            f"{where}.model.use_remove_padding": flash,
+            f"{where}.model.use_remove_padding": packed,
             f"{where}.model.override_config.attn_implementation": "flash_attention_2" if flash else "sdpa",
             f"{engine}.strategy": "fsdp2",
             f"{engine}.use_torch_compile": config.train.compile,
@@ -353,7 +360,7 @@ def _trainer(config: Config, placement: Placement, *, run_dir: str) -> dict[str,
         "trainer.logger": list(config.log.trackers),
         "trainer.val_before_train": evaluation.before,
         "trainer.test_freq": evaluation.every or (steps if evaluation.after else -1),
-        "trainer.save_freq": config.checkpoint.every or steps,
+        "trainer.save_freq": (config.checkpoint.every or steps) if config.checkpoint.write else -1,
         "trainer.max_actor_ckpt_to_keep": config.checkpoint.keep,
         "trainer.max_critic_ckpt_to_keep": config.checkpoint.keep,
         "trainer.default_local_dir": f"{run_dir}/checkpoints",

@@ -1,8 +1,8 @@
 """AgentTrainer: verl's synchronous PPO trainer with our generation step and our credit assignment.
 
 Of verl's step (sample, balance, old log-probs, reference, values, advantages, critic, actor) these parts are replaced:
-what is generated (agent loops, or SyncMultiTurnRollout), which rows go on (failures, group filters), advantages, and the
-pace of the updates (updates.py).
+what is generated (agent loops, or SyncMultiTurnRollout), which rows go on (failures, group filters), advantages, and
+the pace of the updates (updates.py).
 """
 
 import logging
@@ -387,9 +387,9 @@ class AgentTrainer(PacedTrainer):
         if result is not None:
             metrics |= result.metrics()
             metrics["eval/turns"] = sum(outcome.turns for outcome in result.outcomes) / len(result.outcomes)
-            over = self.global_steps >= self.total_training_steps
-            label = "after" if over else "during" if self.global_steps else "before"
-            self.state.evaluations.append(result.event(self.global_steps, label))
+            step = min(self.global_steps, self.total_training_steps)
+            label = "after" if step == self.total_training_steps else "during" if step else "before"
+            self.state.evaluations.append(result.event(step, label))
         self.recorder.metrics(self.global_steps, metrics)
         return metrics
 

@@ -1,5 +1,6 @@
 """The updates of verl's trainer at our pace, and what its checkpoints must keep for that."""
 
+import time
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -26,6 +27,8 @@ class PacedTrainer(PPOTrainerSync):
     recorder: Recorder
     _idle: bool
     """No group of the step has anything to say: nothing is updated."""
+    _started = 0.0
+    _cut_short = False
 
     def _update_critic(self, batch: Any, metrics: dict[str, Any]) -> Any:
         """Where a bound on the KL may end the policy's updates, the critic waits to make as many."""
@@ -74,6 +77,31 @@ class PacedTrainer(PPOTrainerSync):
         actor = self.config.actor_rollout_ref.actor.copy()
         actor.kl_loss_coef = coef
         self.actor_rollout_wg.set_loss_fn(partial(ppo_loss, config=omega_conf_to_dataclass(actor)))
+
+    # ---- the end ----
+
+    def on_train_begin(self) -> None:
+        super().on_train_begin()
+        self._started = time.perf_counter()
+
+    def on_step_end(self) -> None:
+        """Where the time is over, this was the last step: it is saved, and evaluated in `on_train_end`."""
+        super().on_step_end()
+        limit, minutes = self.ours.train.max_minutes, (time.perf_counter() - self._started) / 60.0
+        if limit is None or minutes < limit or self.global_steps >= self.total_training_steps:
+            return
+        self.total_training_steps, self._cut_short = self.global_steps, True
+        message = f"{minutes:.1f} minutes are over (train.max_minutes = {limit:g}): no step after {self.global_steps}"
+        self.recorder.note("out_of_time", message, step=self.global_steps)
+        if self.config.trainer.save_freq > 0 and self.global_steps % self.config.trainer.save_freq:
+            self._save_checkpoint()
+
+    def on_train_end(self) -> None:
+        super().on_train_end()
+        if self._cut_short and self.ours.eval.after:
+            self.on_validate_begin()
+            self._validate()
+            self.on_validate_end()
 
     # ---- checkpoints ----
 
