@@ -110,3 +110,67 @@ def test_compiled_step_draws_the_same_and_follows_the_weights() -> None:
     compiled.free_cache()
     assert compiled.cache_bytes == 0
     assert say(compiled, "d") == say(plain, "d")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "dim", "normed"), [(9, 3, 64, False), (12, 2, 128, False), (4, 2, 8, True)]
+)
+def test_fused_kernels_equal_plain_torch(dtype, heads, kv_heads, dim, normed) -> None:
+    torch.manual_seed(0)
+    num, slots, length, width = 20, 6, 50, 576
+    tolerance = {"atol": 2e-5, "rtol": 2e-5} if dtype == torch.float32 else {"atol": 2e-2, "rtol": 2e-2}
+    residual, added = (torch.randn(num, width, dtype=dtype) for _ in range(2))
+    weight = torch.rand(width, dtype=dtype) + 0.5
+    for extra in (None, added):
+        plain = ops.add_norm(residual.clone(), extra, weight, eps=1e-5)
+        ours = ops.add_norm(residual.cuda(), None if extra is None else extra.cuda(), weight.cuda(), eps=1e-5)
+        for left, right in zip(ours, plain, strict=True):
+            torch.testing.assert_close(left.cpu(), right, **tolerance)
+    both = torch.randn(num, 2 * 1536, dtype=dtype)
+    torch.testing.assert_close(ops.silu_mul(both.cuda()).cpu(), ops.silu_mul(both), **tolerance)
+    angles = torch.rand(length + 1, dim // 2)
+    arguments = {
+        "cos": angles.cos().to(dtype),
+        "sin": angles.sin().to(dtype),
+        "positions": torch.randint(0, length, (num,)),
+        "rows": torch.arange(num) % slots,
+        "write": torch.arange(num),
+        "query_norm": torch.rand(dim, dtype=dtype) if normed else None,
+        "key_norm": torch.rand(dim, dtype=dtype) if normed else None,
+    }
+    qkv = torch.randn(num, (heads + 2 * kv_heads) * dim, dtype=dtype)
+    results = []
+    for device in ("cpu", "cuda"):
+        keys, values = (torch.zeros(slots + 1, kv_heads, length + 1, dim, dtype=dtype, device=device) for _ in range(2))
+        moved = {name: None if value is None else value.to(device) for name, value in arguments.items()}
+        query = ops.rope_write(qkv.to(device), keys=keys, values=values, heads=heads, eps=1e-5, **moved)
+        results.append([tensor.cpu() for tensor in (query, keys, values)])
+    for left, right in zip(*results, strict=True):
+        torch.testing.assert_close(left, right, **tolerance)
+
+
+def test_sessions_that_share_their_opening_stay_apart() -> None:
+    torch.backends.cuda.matmul.allow_tf32 = False
+    model = tiny_model("llama").cuda()
+    generator = HFGenerator(model, tiny_tokenizer(), slots=6, max_context=200)
+    prompt = [(7 * i) % 250 for i in range(45)]
+
+    async def one(name: int) -> None:
+        session = Session(key=str(name), seed=name)
+        held: list[int] = []
+        for new in ([*prompt, 100 + name // 4], [3, 4, name]):
+            held += new
+            reply = await generator.generate(session, new, Sampling(max_tokens=12, temperature=0.0))
+            with torch.no_grad():
+                logits = model(torch.tensor([held + list(reply.ids)], device="cuda")).logits[0, len(held) - 1 : -1]
+            chosen = logits.gather(1, torch.tensor(reply.ids, device="cuda")[:, None])[:, 0]
+            assert (logits.max(-1).values - chosen).max() < 2e-3
+            held += reply.ids
+        await generator.release(session)
+
+    async def run() -> None:
+        await asyncio.gather(*(one(name) for name in range(12)))
+
+    asyncio.run(run())
+    assert generator.stats.shared_tokens > 200

@@ -92,7 +92,7 @@ def test_finished_slots_are_refilled_and_everything_is_released() -> None:
     asyncio.run(run())
     assert generator.open_sessions == ()
     assert generator.stats.completions == 18
-    assert not generator._blocks._live
+    assert generator._blocks.num_live == 0
 
 
 def test_stop_strings_and_extra_stop_ids_cut_inside_a_block() -> None:

@@ -18,7 +18,6 @@ from transformers import PreTrainedModel
 
 from turnwise.generate.base import ContextOverflowError, GeneratorError, Sampling, Session
 from turnwise.generate.blocks.driver import BlockDriver, Outcome
-from turnwise.generate.blocks.driver import Request as BlockRequest
 from turnwise.generate.blocks.engine import BlockEngine
 from turnwise.generate.passes import Drawn, Passes, RecomputePasses, SlotPasses, inference
 from turnwise.generate.scheduler import Scheduler, SessionState
@@ -153,7 +152,7 @@ class HFGenerator:
                 steps=block_steps,
                 compile=compile,
             )
-            self._blocks = BlockDriver(runs, alive=self._alive, stop_ids=self.stop_ids)
+            self._blocks = BlockDriver(runs, stop_ids=self.stop_ids)
 
     @property
     def policy_version(self) -> int:
@@ -326,16 +325,13 @@ class HFGenerator:
             if not future.done():
                 future.set_result(completion)
 
-    def _alive(self, request: BlockRequest) -> bool:
-        return self._requests.get(request.state.key) is request
-
     def _accept_block(self, blocks: BlockDriver, request: _Request, outcome: Outcome) -> None:
         """Adds the tokens of a block, and answers the request if they end it. What was drawn past the end of a
         completion that only the host can see (a stop string) is forgotten."""
         state = request.state
         sampling = state.sampling
         assert sampling is not None
-        if not all(map(math.isfinite, outcome.logprobs)):
+        if outcome.broken:
             self._fail(
                 request, GeneratorError(f"the model's logits for {state.key!r} are not finite; check its weights")
             )
@@ -421,6 +417,8 @@ class HFGenerator:
             request.future.set_exception(error)
 
     def _close(self, request: _Request) -> None:
+        if self._blocks is not None:
+            self._blocks.leave(request)
         del self._requests[request.state.key]
         self._scheduler.finish(request.state)
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from turnwise.config.schema import Config, RolloutConfig
 from turnwise.generate.base import ContextOverflowError, Generator, Sampling
 from turnwise.rollout.agents import Agent
+from turnwise.rollout.collector import calm_collector
 from turnwise.rollout.context import ContextManager
 from turnwise.rollout.env_state import EnvStateManager
 from turnwise.rollout.loop import EventLoop
@@ -112,13 +113,14 @@ class AgentProxy:
             RolloutError: no episode could be used; the message has the first error.
         """
         started = time.perf_counter()
-        agents = self.env_state.start(step)
-        jobs: list[asyncio.Task[Episode]] = []
-        for agent in agents:
-            jobs.append(asyncio.create_task(self._play(agent.plan.env_id)))
-            if len(jobs) % EPISODES_PER_WAVE == 0:
-                await asyncio.sleep(0)  # the generator begins with the first ones while the others reset
-        episodes = await asyncio.gather(*jobs)
+        with calm_collector():
+            agents = self.env_state.start(step)
+            jobs: list[asyncio.Task[Episode]] = []
+            for agent in agents:
+                jobs.append(asyncio.create_task(self._play(agent.plan.env_id)))
+                if len(jobs) % EPISODES_PER_WAVE == 0:
+                    await asyncio.sleep(0)  # the generator begins with the first ones while the others reset
+            episodes = await asyncio.gather(*jobs)
         kept, dropped = repair_groups(episodes, self._config, group_size=self._group_size)
         if not kept:
             first = next((episode for episode in dropped if episode.error), None)

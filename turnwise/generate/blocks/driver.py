@@ -1,8 +1,8 @@
 """Plans blocks for the requests of a generator, and hands out the tokens of the blocks that ran."""
 
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
@@ -12,6 +12,7 @@ from turnwise.generate.scheduler import SessionState, Span
 
 MAX_TWINS = 63
 """Prompts that share one prefill, besides the one that is computed."""
+_NEVER = 1 << 62
 MIN_SHARED = 32
 """Ids that two different prompts must begin with in common for their states to be copied."""
 
@@ -34,38 +35,40 @@ class Outcome:
     request: Request
     ids: list[int]
     logprobs: list[float]
-
-
-@dataclass(kw_only=True, slots=True)
-class _Live:
-    """A request in its slot."""
-
-    request: Request
-    watched: bool
-    """Something that only the host can see may end it, so its tokens are looked at block by block."""
-    drawn: int = 0
-    parts: list[tuple[Any, Any]] = field(default_factory=list[tuple[Any, Any]])
-    """Columns of ids and log-probs that were read and not handed out yet."""
+    broken: bool
+    """A log-prob is not finite."""
 
 
 class BlockDriver:
     """Keeps one block running ahead: the tokens of a block are read while the next one runs.
 
-    A request leaves by itself when the device stops it, or early when `alive` says that nobody waits for it any more;
-    its slot is then put to rest with the next block, and what the running block still draws for it is ignored.
+    A request ends by itself when the device stops it, or by `leave` when nobody waits for it any more; its slot is then
+    put to rest with the next block, and what the running block still draws for it is ignored. Between two blocks the
+    host's work does not grow with the requests that go on, only with those that begin or end.
 
     Prompts that begin alike are prefilled once: equal ones draw from the same logits, and others are given a copy of
     what they share with the last prompt that was prefilled from its start.
     """
 
-    def __init__(self, engine: BlockEngine, *, alive: Callable[[Request], bool], stop_ids: Collection[int]) -> None:
+    def __init__(self, engine: BlockEngine, *, stop_ids: Collection[int]) -> None:
         self.engine = engine
         self.shared_tokens = 0
         """Ids whose states were copied instead of computed."""
-        self._alive = alive
         self._stop_ids = np.array(sorted(stop_ids), dtype=np.int64)
-        self._live: dict[int, _Live] = {}
-        self._running: tuple[Launched, dict[int, _Live]] | None = None
+        self._live: dict[int, Request] = {}
+        self._watched: set[int] = set()
+        """Slots of requests that something may end which only the host can see: read out block by block."""
+        self._truncated: dict[int, tuple[int, float]] = {}
+        self._rests: list[int] = []
+        self._running: Launched | None = None
+        self._number = 0
+        # By slot: the first block of its request (far ahead where there is none), its limit, and what was drawn for it.
+        self._since = np.full(engine.slots, _NEVER, dtype=np.int64)
+        self._limit = np.zeros(engine.slots, dtype=np.int64)
+        self._drawn = np.zeros(engine.slots, dtype=np.int64)
+        self._given = np.zeros(engine.slots, dtype=np.int64)
+        self._ids = np.zeros((engine.slots, engine.length + 1), dtype=np.int32)
+        self._logprobs = np.zeros((engine.slots, engine.length + 1), dtype=np.float32)
         self._opening: tuple[SessionState, int, tuple[int, ...]] | None = None
 
     @property
@@ -83,39 +86,58 @@ class BlockDriver:
 
         Requests that have sessions in slots are given once, when they begin.
         """
-        rests = [slot for slot, live in self._live.items() if not self._alive(live.request)]
-        for slot in rests:
-            del self._live[slot]
-        starts: list[Start] = []
-        for request in waiting:
-            state = request.state
-            assert state.slot is not None
-            assert state.sampling is not None
-            sampling = state.sampling
-            self._live[state.slot] = _Live(request=request, watched=bool(sampling.stop or sampling.stop_ids))
-            starts.append(
-                Start(slot=state.slot, seed=state.seed, temperature=sampling.temperature, limit=request.limit)
-            )
+        starts = [self._begin(request) for request in waiting]
         prefills, copies = self._prefills([request.state for request in waiting])
         before = self._running
         self._running = None
         if self._live:
-            launched = self.engine.launch(
+            rests, self._rests = self._rests, []
+            self._running = self.engine.launch(
                 starts=starts,
                 prefills=prefills,
                 copies=copies,
                 rests=rests,
-                truncation=self._truncation(),
+                truncation=self._truncated,
                 steps=steps,
             )
-            self._running = (launched, dict(self._live))
-        return [] if before is None else self._read(*before)
+            self._number += 1
+        return [] if before is None else self._read(before)
+
+    def leave(self, request: Request) -> None:
+        """Notes that nobody waits for a request any more, if it is still running."""
+        slot = request.state.slot
+        if slot is not None and self._live.get(slot) is request:
+            self._forget(slot)
+            self._rests.append(slot)
+
+    def _begin(self, request: Request) -> Start:
+        state = request.state
+        slot, sampling = state.slot, state.sampling
+        assert slot is not None
+        assert sampling is not None
+        self._live[slot] = request
+        if sampling.stop or sampling.stop_ids:
+            self._watched.add(slot)
+        if sampling.top_k or sampling.top_p < 1.0:
+            self._truncated[slot] = (sampling.top_k, sampling.top_p)
+        self._since[slot] = self._number
+        self._limit[slot] = request.limit
+        self._drawn[slot] = self._given[slot] = 0
+        return Start(slot=slot, seed=state.seed, temperature=sampling.temperature, limit=request.limit)
+
+    def _forget(self, slot: int) -> None:
+        del self._live[slot]
+        self._since[slot] = _NEVER
+        self._watched.discard(slot)
+        self._truncated.pop(slot, None)
 
     def reset(self) -> list[Request]:
         """Forgets everything that runs; returns the requests that it was running for."""
-        found = [live.request for live in self._live.values()]
-        self._live = {}
+        found = list(self._live.values())
+        for slot in list(self._live):
+            self._forget(slot)
         self._running = None
+        self._rests = []
         self._opening = None
         return found
 
@@ -136,8 +158,8 @@ class BlockDriver:
             slot = state.slot
             assert slot is not None
             start = state.cached
-            ids = tuple(state.ids[start:])
             if start == 0:
+                ids = tuple(state.ids)
                 leader = first.get(ids)
                 if leader is not None and len(prefills[leader].twins) < MAX_TWINS:
                     prefills[leader] = _with_twin(prefills[leader], slot)
@@ -163,32 +185,36 @@ class BlockDriver:
         state, slot, ids = self._opening
         return self._opening if state.slot == slot and state.cached >= len(ids) else None
 
-    def _read(self, launched: Launched, requests: dict[int, _Live]) -> list[Outcome]:
+    def _read(self, launched: Launched) -> list[Outcome]:
         ids, logprobs = launched.tokens()
-        present = ids >= 0
-        counts: list[int] = present.sum(0).tolist()
-        stopped: list[bool] = np.any(present & np.isin(ids, self._stop_ids), axis=0).tolist()
-        broken: list[bool] = np.any(present & ~np.isfinite(logprobs), axis=0).tolist()
+        # A block is read after the next one was launched, in which a slot may have a new request already.
+        reading = self._number - 2 if self._running is not None else self._number - 1
+        present = (ids >= 0) & (self._since <= reading)
+        steps, slots = present.nonzero()
+        at = (self._drawn + np.cumsum(present, axis=0) - 1)[steps, slots]
+        self._ids[slots, at] = ids[steps, slots]
+        self._logprobs[slots, at] = logprobs[steps, slots]
+        counts = present.sum(0)
+        self._drawn += counts
+        broken = np.any(present & ~np.isfinite(logprobs), axis=0)
+        ended = (counts > 0) & ((self._drawn >= self._limit) | np.any(present & np.isin(ids, self._stop_ids), axis=0))
+        over: list[int] = (ended | broken).nonzero()[0].tolist()
+        watched = [slot for slot in self._watched if counts[slot] and not ended[slot] and not broken[slot]]
         outcomes: list[Outcome] = []
-        for slot, live in requests.items():
-            if not counts[slot] or not self._alive(live.request):
-                continue
-            live.drawn += counts[slot]
-            live.parts.append((ids[:, slot], logprobs[:, slot]))
-            ended = stopped[slot] or live.drawn >= live.request.limit or broken[slot]
-            if ended or live.watched:
-                outcomes.append(_handed_out(live))
-            if ended and not broken[slot] and self._live.get(slot) is live:
-                del self._live[slot]  # the device put the slot to rest by itself
+        for slot in (*over, *watched):
+            first, last = int(self._given[slot]), int(self._drawn[slot])
+            self._given[slot] = last
+            outcomes.append(
+                Outcome(
+                    request=self._live[slot],
+                    ids=self._ids[slot, first:last].tolist(),
+                    logprobs=self._logprobs[slot, first:last].tolist(),
+                    broken=bool(broken[slot]),
+                )
+            )
+            if ended[slot] and not broken[slot]:
+                self._forget(slot)  # the device put it to rest by itself
         return outcomes
-
-    def _truncation(self) -> dict[int, tuple[int, float]]:
-        found: dict[int, tuple[int, float]] = {}
-        for slot, live in self._live.items():
-            sampling = live.request.state.sampling
-            if sampling is not None and (sampling.top_k or sampling.top_p < 1.0):
-                found[slot] = (sampling.top_k, sampling.top_p)
-        return found
 
 
 def _common(ids: tuple[int, ...], opening: tuple[int, ...]) -> int:
@@ -206,11 +232,3 @@ def _with_twin(prefill: Prefill, slot: int) -> Prefill:
     return Prefill(
         slot=prefill.slot, start=prefill.start, ids=prefill.ids, final=prefill.final, twins=(*prefill.twins, slot)
     )
-
-
-def _handed_out(live: _Live) -> Outcome:
-    ids = np.concatenate([part for part, _ in live.parts])
-    logprobs = np.concatenate([part for _, part in live.parts])
-    live.parts = []
-    present = ids >= 0
-    return Outcome(request=live.request, ids=ids[present].tolist(), logprobs=logprobs[present].tolist())
