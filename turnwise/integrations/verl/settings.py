@@ -89,12 +89,6 @@ def refusals(config: Config, *, engine: str = "hf") -> list[str]:
             "verl reports no KL per token under this reduction; set algo.kl_in: reward, or another algo.reduction",
         ),
         (
-            "train.max_minutes",
-            train.max_minutes,
-            train.max_minutes is not None,
-            "verl counts steps; set train.steps",
-        ),
-        (
             "train.deterministic",
             train.deterministic,
             train.deterministic is True,
@@ -123,12 +117,6 @@ def refusals(config: Config, *, engine: str = "hf") -> list[str]:
             config.rollout.stop,
             bool(config.rollout.stop) and engine not in ("hf", "vllm"),
             "that this engine keeps the tokens of a stop string was not checked; use hf or vllm, or drop the strings",
-        ),
-        (
-            "checkpoint.write",
-            config.checkpoint.write,
-            not config.checkpoint.write,
-            "verl saves at its end; set checkpoint.every: 0 to save only there",
         ),
         ("eval.after", config.eval.after, not config.eval.after and config.eval.every > 0, "verl validates at the end"),
     ]

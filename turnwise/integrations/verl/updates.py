@@ -40,7 +40,7 @@ class PacedTrainer(PPOTrainerSync):
         batch = super()._update_critic(batch, metrics)
         for name in (UPDATES, STOPPED):
             metrics.pop(f"critic/{name}", None)
-        metrics["critic/lr"] = self.ours.train.critic_lr * self._lr_factor
+        metrics["critic/lr"] = self.config.critic.optim.lr * self._lr_factor
         return batch
 
     def _update_actor(self, batch: Any, metrics: dict[str, Any]) -> Any:
@@ -54,7 +54,7 @@ class PacedTrainer(PPOTrainerSync):
         for name, ours in ((UPDATES, "train/updates"), (STOPPED, "train/kl_stop")):
             if f"actor/{name}" in metrics:  # workers of a user's own do not count
                 metrics[ours] = metrics.pop(f"actor/{name}")
-        metrics["actor/lr"] = metrics["train/lr"] = train.lr * self._lr_factor
+        metrics["actor/lr"] = metrics["train/lr"] = self.config.actor_rollout_ref.actor.optim.lr * self._lr_factor
         if self.use_critic and train.target_kl is not None:
             batch = self._train_critic(batch, metrics, max_updates=int(metrics["train/updates"]))
         if "actor/kl_loss" in metrics and self.algorithm.reduction != "token_sum_norm":
@@ -98,7 +98,8 @@ class PacedTrainer(PPOTrainerSync):
 
     def on_train_end(self) -> None:
         super().on_train_end()
-        if self._cut_short and self.ours.eval.after:
+        done = any(event.label == "after" for event in self.state.evaluations)  # the last step was one to evaluate at
+        if self._cut_short and self.ours.eval.after and not done:
             self.on_validate_begin()
             self._validate()
             self.on_validate_end()
