@@ -22,6 +22,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -112,6 +113,7 @@ def run_all(
     runs: Sequence[Run], *, out: Path, jobs: int, limit_s: float, overrides: Sequence[str]
 ) -> list[dict[str, Any]]:
     """Trains all runs, `jobs` at once; returns what they came to, in order."""
+    machine()  # imports take seconds, and later they would hold up the next start
     began = time.monotonic()
     waiting, going, results = list(runs), list[Job](), dict[str, dict[str, Any]]()
     while waiting or going:
@@ -227,7 +229,9 @@ def read_run(folder: Path, *, out: Path, name: str) -> dict[str, Any]:
             2,
         )
     evaluated = [row for row in rows if row.get("eval/episodes")]
-    for label, row in (("before", evaluated[:1]), ("after", evaluated[1:][-1:])):
+    first = [row for row in evaluated if row["step"] == 0]
+    later = [row for row in evaluated if row["step"] != 0]  # of a run that was cut short, the last one on its way
+    for label, row in (("before", first), ("after", later[-1:])):
         if row:
             found[label] = evaluation(reader, row[0], label=label, out=out, name=name)
     return found
@@ -271,6 +275,7 @@ def write_summary(out: Path, runs: Sequence[Run], results: dict[str, dict[str, A
     return rows
 
 
+@cache
 def machine() -> dict[str, str]:
     import torch
     import transformers
