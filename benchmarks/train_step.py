@@ -13,9 +13,10 @@ import importlib.util
 import json
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -28,8 +29,32 @@ from turnwise.train.update import Learner
 from turnwise.types import Sample
 
 
-def make_batch(*, rows: int, prompt: int, turns: int, vocabulary: int, seed: int = 0) -> Batch:
-    """Multi-turn episodes of different lengths: one prompt, then turns of 8 to 24 tokens with observations between."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Step:
+    """One engine's update, ready to be timed."""
+
+    gradient: Callable[[], None]
+    """Forward and backward over the whole batch."""
+    update: Callable[[], None]
+    """The same, clipped and applied."""
+    parameters: Sequence[torch.Tensor]
+    """Where the gradient lies after `gradient`."""
+
+    def flat_gradient(self) -> torch.Tensor:
+        return torch.cat([p.grad.flatten().float().cpu() for p in self.parameters if p.grad is not None])
+
+
+def make_batch(
+    *,
+    rows: int,
+    prompt: int,
+    turns: int,
+    vocabulary: int,
+    said_tokens: tuple[int, int] = (8, 25),
+    seen_tokens: tuple[int, int] = (8, 25),
+    seed: int = 0,
+) -> Batch:
+    """Multi-turn episodes of different lengths: one prompt, then 1 to `turns` replies with observations between."""
     generator = torch.Generator().manual_seed(seed)
 
     def draw(low: int, high: int) -> int:
@@ -39,7 +64,7 @@ def make_batch(*, rows: int, prompt: int, turns: int, vocabulary: int, seed: int
     for row in range(rows):
         ids, mask, turn_ids = [draw(3, vocabulary) for _ in range(prompt)], [False] * prompt, [-1] * prompt
         for turn in range(draw(1, turns + 1)):
-            for said, length in ((True, draw(8, 25)), (False, draw(8, 25))):
+            for said, length in ((True, draw(*said_tokens)), (False, draw(*seen_tokens))):
                 ids += [draw(3, vocabulary) for _ in range(length)]
                 mask += [said] * length
                 turn_ids += [turn if said else -1] * length
@@ -76,20 +101,40 @@ def make_model(*, vocabulary: int, width: int, layers: int) -> Any:
     )
 
 
-def our_step(model: Any, batch: Batch, *, tokens: int, device: str) -> tuple[Callable[[], None], Callable[[], None]]:
-    """(gradient only, whole update)."""
-    precision = Precision.choose("float32", device=device)
+def our_step(
+    model: Any,
+    batch: Batch,
+    *,
+    tokens: int,
+    device: str,
+    dtype: str = "float32",
+    packing: Literal["auto"] | bool = "auto",
+) -> Step:
+    """Our update of the model with micro-batches of so many tokens."""
+    precision = Precision.choose(dtype, device=device)
     policy = Policy(model, None, precision=precision)
-    config = TrainConfig(micro_batch_tokens=tokens, lr=1e-6, max_gap=1e9)
+    config = TrainConfig(micro_batch_tokens=tokens, lr=1e-6, max_gap=1e9, packing=packing)
     learner = Learner(policy, build_algorithm(AlgoConfig(name="grpo")), config, seed=0)
     rows = learner.score(batch.to(precision.device), old_logprobs=True)
-    return lambda: _ignore(learner.gradients(rows)), lambda: _ignore(learner.update(rows, step=0))
+    policy.train_mode(True)
+    return Step(
+        gradient=lambda: _ignore(learner.gradients(rows)),
+        update=lambda: _ignore(learner.update(rows, step=0)),
+        parameters=learner.optimizer.parameters,
+    )
 
 
 def trl_step(
-    model: Any, batch: Batch, *, prompt: int, micro_rows: int, device: str, folder: str
-) -> tuple[Callable[[], None], Callable[[], None]]:
-    """(gradient only, whole update), with TRL's own loss on the same rows."""
+    model: Any,
+    batch: Batch,
+    *,
+    prompt: int,
+    micro_rows: int,
+    device: str,
+    folder: str,
+    autocast: torch.dtype | None = None,
+) -> Step:
+    """TRL's own loss on the same rows, then its clipping and AdamW, as its trainer has them."""
     from datasets import Dataset
     from trl import GRPOConfig, GRPOTrainer
 
@@ -114,7 +159,7 @@ def trl_step(
     )
     trainer.current_gradient_accumulation_steps = batch.num_rows // micro_rows
     batch = batch.to(next(model.parameters()).device)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-6, weight_decay=0.0)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-6, weight_decay=0.0, fused=device != "cpu" or None)
     assert batch.advantages is not None
     inputs = {
         "prompt_ids": batch.input_ids[:, :prompt],
@@ -132,14 +177,16 @@ def trl_step(
         for rows in torch.arange(batch.num_rows).split(micro_rows):
             part = {name: tensor[rows] for name, tensor in inputs.items()}
             part["num_items_in_batch"] = count
-            trainer.compute_loss(model, part).backward()
+            with torch.autocast(device, dtype=autocast, enabled=autocast is not None):
+                loss = trainer.compute_loss(model, part)
+            loss.backward()
 
     def update() -> None:
         gradient()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
 
-    return gradient, update
+    return Step(gradient=gradient, update=update, parameters=list(model.parameters()))
 
 
 def best(function: Callable[[], None], *, runs: int, device: str) -> float:
@@ -159,33 +206,29 @@ def measure(
     batch = make_batch(rows=rows, prompt=prompt, turns=turns, vocabulary=vocabulary)
     micro_rows = 4
     model = make_model(vocabulary=vocabulary, width=width, layers=layers)
-    gradient, update = our_step(model, batch, tokens=micro_rows * batch.input_ids.shape[1], device=device)
-    gradient()
-    ours = _flat_gradient(model)
+    step = our_step(model, batch, tokens=micro_rows * batch.input_ids.shape[1], device=device)
+    step.gradient()
+    ours = step.flat_gradient()
     result: dict[str, Any] = {
         "rows": rows,
         "tokens": batch.num_tokens,
         "padded_tokens": batch.input_ids.numel(),
         "vocabulary": vocabulary,
         "device": device,
-        "turnwise_tokens_per_second": batch.num_tokens / best(update, runs=runs, device=device),
+        "turnwise_tokens_per_second": batch.num_tokens / best(step.update, runs=runs, device=device),
     }
     if importlib.util.find_spec("trl") is None:
         return {**result, "trl": "not installed; turnwise ran alone"}
     model = make_model(vocabulary=vocabulary, width=width, layers=layers).to(device)
     with tempfile.TemporaryDirectory() as folder:
-        gradient, update = trl_step(model, batch, prompt=prompt, micro_rows=micro_rows, device=device, folder=folder)
-        gradient()
-        theirs = _flat_gradient(model)
-        seconds = best(update, runs=runs, device=device)
+        step = trl_step(model, batch, prompt=prompt, micro_rows=micro_rows, device=device, folder=folder)
+        step.gradient()
+        theirs = step.flat_gradient()
+        seconds = best(step.update, runs=runs, device=device)
     result["gradient_difference"] = float((ours - theirs).norm() / theirs.norm())
     result["trl_tokens_per_second"] = batch.num_tokens / seconds
     result["ratio"] = result["turnwise_tokens_per_second"] / result["trl_tokens_per_second"]
     return result
-
-
-def _flat_gradient(model: Any) -> torch.Tensor:
-    return torch.cat([p.grad.flatten().cpu() for p in model.parameters() if p.grad is not None])
 
 
 def _ignore(_: object) -> None:

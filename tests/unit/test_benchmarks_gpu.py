@@ -1,0 +1,40 @@
+"""The GPU benchmarks run on the CPU with a tiny model: what they print elsewhere comes out of the same code."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+def run(script: str, folder: Path, *words: str) -> dict[str, Any]:
+    out = folder / "out.json"
+    done = subprocess.run(
+        [sys.executable, f"benchmarks/gpu/{script}", "--device", "cpu", "--tiny", "--json", str(out), *words],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    return json.loads(out.read_text())
+
+
+def test_the_training_step_is_compared_on_equal_gradients(tmp_path: Path) -> None:
+    pytest.importorskip("trl")
+    found = run("train_step.py", tmp_path, "--packing", "true")
+    assert found["gradient_difference"] < 1e-5
+    assert [row["engine"] for row in found["rows"]] == ["turnwise float32", "trl, float32 weights"]
+    assert all(row["tokens_per_second"] > 0 for row in found["rows"])
+
+
+def test_scaling_prefills_each_turn_once(tmp_path: Path) -> None:
+    found = run("scaling.py", tmp_path)
+    one, two = found["by_turns"]
+    assert two["prefilled_tokens_per_turn"] < one["prefilled_tokens_per_turn"], "the second turn prefills less"
+    assert found["by_slots"][0]["turns_played"] == 16
