@@ -80,7 +80,13 @@ MACROS = (
     + OPEN
     + "<|im_start|>model\n{% endif %}"
 )
+EDGES = (  # cuts signs off the ends, and only newlines of the whitespace
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content.strip('-\n') }}<|im_end|>\n{% endfor %}"
+    + OPEN
+    + "<|im_start|>assistant\n{% endif %}"
+)
 FAMILIES = {
+    "edges": EDGES,
     "chatml": CHATML,
     "tools": TOOLS,
     "thinking": THINKING,

@@ -22,6 +22,8 @@ from turnwise.types import Completion, Message, ToolCall
 
 HOSTILE = [
     "up",
+    "-up-",
+    "\nup",
     "",
     " ",
     "\n",

@@ -97,6 +97,7 @@ def plan_rollout(config: Config, *, split: str, step: int, probes: Mapping[str, 
         tag = tag or config.env.name
         probe = probes[tag]
         task = probe.make_task(derive_seed(config.seed, f"task/{split}", moment, group_id), split)
+        max_turn = turn_limit(config, configs[tag], probe)
         for index in range(groups.group_size):
             plans.append(
                 EpisodePlan(
@@ -108,7 +109,7 @@ def plan_rollout(config: Config, *, split: str, step: int, probes: Mapping[str, 
                     seed=derive_seed(config.seed, f"tokens/{split}", moment, group_id, index),
                     noise_seed=derive_seed(config.seed, f"noise/{split}", moment, group_id, index),
                     episode_id=f"{split}-{step:06d}-g{group_id}-m{index}",
-                    max_turn=turn_limit(config, configs[tag], probe),
+                    max_turn=max_turn,
                 )
             )
     return plans
