@@ -290,7 +290,8 @@ class HFGenerator:
         """Launches one block and takes the tokens of the one before."""
         self.stats.evictions += self._scheduler.admit()
         fresh = [state for state in self._scheduler.running if state.at < len(state.spans)]
-        given, shared = sum(len(state.ids) - state.cached for state in fresh), blocks.shared_tokens
+        given = sum(len(state.ids) - state.cached for state in fresh)
+        shared, decoded = blocks.shared_tokens, blocks.decode_steps
         # With few rows a block is over sooner: whoever comes next, at a rollout's start above all, waits less.
         steps = blocks.engine.steps
         if 2 * (blocks.num_live + len(fresh)) < blocks.engine.slots:
@@ -312,7 +313,7 @@ class HFGenerator:
         shared = blocks.shared_tokens - shared
         self.stats.shared_tokens += shared
         self.stats.prefilled_tokens += given - shared
-        self.stats.decode_steps += steps
+        self.stats.decode_steps += blocks.decode_steps - decoded
         self.stats.prefill_steps += bool(fresh)
         self.stats.decode_rows += sum(len(outcome.ids) for outcome in outcomes)
         self.stats.decode_seconds += time.perf_counter() - start

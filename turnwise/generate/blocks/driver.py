@@ -54,6 +54,7 @@ class BlockDriver:
         self.engine = engine
         self.shared_tokens = 0
         """Ids whose states were copied instead of computed."""
+        self.decode_steps = 0
         self._stop_ids = np.array(sorted(stop_ids), dtype=np.int64)
         self._live: dict[int, Request] = {}
         self._watched: set[int] = set()
@@ -92,6 +93,9 @@ class BlockDriver:
         self._running = None
         if self._live:
             rests, self._rests = self._rests, []
+            # What was drawn is known up to the last block that was read, so this never asks for too few.
+            most = int((self._limit - self._drawn)[self._since < _NEVER].max()) - 1
+            steps = max(1, min(self.engine.steps if steps is None else steps, most))
             self._running = self.engine.launch(
                 starts=starts,
                 prefills=prefills,
@@ -101,6 +105,7 @@ class BlockDriver:
                 steps=steps,
             )
             self._number += 1
+            self.decode_steps += steps
         return [] if before is None else self._read(before)
 
     def leave(self, request: Request) -> None:
