@@ -23,18 +23,20 @@ from trl_parts import curve, make_trainer
 from turnwise.testing.tiny import tiny_model, tiny_tokenizer
 
 HERE = Path(__file__).parent
+TRAININGS = ["multi", "single", "stale", "narrow"]
 pytestmark = pytest.mark.timeout(200)
 
 
 class StandIn:
     """Answers like TRL's VLLMGeneration: ids and top log-probs for every prompt, `num_generations` of them each."""
 
-    def __init__(self, *, empty_every=0):
+    def __init__(self, *, empty_every=0, reply=None):
         self.synced = 0
         self.sizes = []
         self.limits = []
         self.max_completion_length = 64
         self._empty_every = empty_every
+        self._reply = reply
         self._count = 0
         self._generator = torch.Generator().manual_seed(0)
 
@@ -49,7 +51,8 @@ class StandIn:
         for _ in prompts:
             self._count += 1
             empty = self._empty_every and self._count % self._empty_every == 0
-            ids.append([] if empty else torch.randint(0, 128, (6,), generator=self._generator).tolist())
+            drawn = self._reply or torch.randint(0, 128, (6,), generator=self._generator).tolist()
+            ids.append([] if empty else drawn)
         return prompts, ids, [[[-5.0] for _ in reply] for reply in ids], None
 
 
@@ -66,12 +69,24 @@ def test_rounds_weights_and_correction(tmp_path):
     trainer = with_vllm(tmp_path, stand_in, max_steps=3)
     trainer.train()
     assert stand_in.synced == 3
-    assert stand_in.sizes == [8] * 9  # three turns of everybody, in lockstep where nobody is late
-    assert stand_in.limits == [2] * 9  # a turn's limit, not the episode's
+    assert sum(stand_in.sizes) == 8 * 9  # three turns of everybody, three times
+    assert max(stand_in.sizes) == 8  # in lockstep, but for those whom a busy machine makes late
+    assert set(stand_in.limits) == {2}  # a turn's limit, not the episode's
     assert stand_in.max_completion_length == 64
     assert all(torch.isfinite(torch.tensor(curve(trainer, "loss"))))
     assert "sampling/importance_sampling_ratio/mean" in trainer.state.log_history[0]
     assert curve(trainer, "rollout/reply_tokens") == [2.0] * 3  # cut where max_tokens_per_turn ends
+
+
+def test_a_reply_ends_with_its_turn(tmp_path):
+    """The engine need not know the chat template's end of a turn, and goes on after it."""
+    end = tiny_tokenizer().eos_token_id
+    trainer = with_vllm(tmp_path, StandIn(reply=[65, end, 66, 67]), max_steps=1, max_tokens_per_turn=4)
+    trainer.train()
+    turns = [turn.completion for row in trainer._rows for turn in row.episode.turns]
+    assert {turn.ids for turn in turns} == {(65, end)}
+    assert {len(turn.logprobs) for turn in turns} == {2}
+    assert {turn.finish_reason for turn in turns} == {"stop"}
 
 
 def test_async_falls_back_with_a_warning(tmp_path):
@@ -198,7 +213,7 @@ def train_with_vllm(folder, trainings, *, processes=1, **settings):
         command += ["-m", "torch.distributed.run", f"--nproc_per_node={processes}", "--rdzv_backend=c10d"]
         command += ["--rdzv_endpoint=localhost:0"]
     command += [str(HERE / "trl_vllm_run.py"), str(folder), json.dumps(settings)]
-    done = subprocess.run(command, env=surroundings(folder), capture_output=True, text=True, timeout=500)
+    done = subprocess.run(command, env=surroundings(folder), capture_output=True, text=True, timeout=600)
     files = [folder / f"{rank}.json" for rank in range(processes)]
     assert all(file.is_file() for file in files), done.stdout[-2000:] + done.stderr[-6000:]
     return [json.loads(file.read_text()) for file in files]
@@ -225,11 +240,15 @@ def check_all(found):
     first, *later = (step["gap"] for step in found["stale"]["steps"])
     assert first < 1e-4
     assert min(later) > 0.5  # without new weights the same comparison is off by far
+    narrow = found["narrow"]["steps"]  # vLLM raises on prompts beyond its context of 256
+    assert max(step["longest"] for step in narrow) == 256
+    assert {status for step in narrow for status in step["statuses"]} <= {"completed", "truncated_length"}
+    assert all(step["same_ids"] and step["gap"] < 1e-4 for step in narrow)
 
 
 @real_vllm
 def test_colocated(tmp_path, model):
-    (found,) = train_with_vllm(tmp_path, ["multi", "single", "stale"], vllm_mode="colocate", vllm_max_model_length=256)
+    (found,) = train_with_vllm(tmp_path, TRAININGS, vllm_mode="colocate", vllm_max_model_length=256)
     check_all(found)
 
 
@@ -237,7 +256,7 @@ def test_colocated(tmp_path, model):
 def test_server(tmp_path, model):
     with server(tmp_path, model) as address:
         settings = {"vllm_mode": "server", "vllm_server_base_url": address}
-        (found,) = train_with_vllm(tmp_path, ["multi", "single", "stale"], **settings)
+        (found,) = train_with_vllm(tmp_path, TRAININGS, **settings)
         check_all(found)
         # A completion that went to the wrong process would have log-probs that are far off.
         ranks = train_with_vllm(tmp_path, ["multi"], processes=2, per_device_train_batch_size=4, **settings)

@@ -2,6 +2,7 @@
 
 import asyncio
 import inspect
+import json
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
@@ -12,15 +13,10 @@ from verifiers.v1.interception import InterceptionServer
 from verifiers.v1.runtimes import ProgramResult
 from verifiers.v1.types import Response
 
-from turnwise.integrations.verifiers import (
-    CutError,
-    Exchange,
-    Outcome,
-    TasksetEnv,
-    answer_call,
-    bound_tools,
-    completion_json,
-)
+from turnwise.envs.aio import resolve
+from turnwise.envs.tool_calls import Tool, make_tool, run_tool, tool_calls
+from turnwise.integrations.verifiers import TasksetEnv
+from turnwise.integrations.verifiers_exchange import CutError, Exchange, Outcome
 from turnwise.types import Json, Message, Task
 
 MODEL = "policy"
@@ -201,3 +197,53 @@ def _message(data: Mapping[str, Any]) -> dict[str, Json]:
     if not found["tool_calls"]:
         del found["tool_calls"]
     return Message.from_json(found).to_json()
+
+
+def bound_tools(functions: Sequence[Callable[..., Any]], trace: Any) -> dict[str, Tool]:
+    """The tools of one episode; those that name `trace` first get it."""
+    found: dict[str, Tool] = {}
+    for function in functions:
+        names = list(inspect.signature(function).parameters)
+        tool = make_tool(_with_trace(function, trace) if names[:1] == ["trace"] else function)
+        found[tool.name] = tool
+    return found
+
+
+def _with_trace(function: Callable[..., Any], trace: Any) -> Callable[..., Any]:
+    def call(**arguments: Any) -> Any:
+        return resolve(function(trace, **arguments))
+
+    signature = inspect.signature(function)
+    call.__name__ = function.__name__
+    call.__doc__ = function.__doc__
+    call.__signature__ = signature.replace(parameters=list(signature.parameters.values())[1:])
+    return call
+
+
+def answer_call(tools: Mapping[str, Tool], name: str, arguments: str) -> str:
+    """What a tool says to a call, errors included."""
+    if name not in tools:
+        return f"error: no tool is called {name[:80]!r}; there are {', '.join(tools) or 'none'}"
+    return run_tool(tools[name], arguments, timeout=None)
+
+
+def completion_json(message: Message, model: str) -> dict[str, Json]:
+    """A reply as an OpenAI-compatible server would send it."""
+    calls = [call.to_json() for call in tool_calls(message)]
+    said: dict[str, Json] = {"role": "assistant", "content": message.content}
+    if calls:
+        said["tool_calls"] = calls
+    choice = {"index": 0, "message": said, "finish_reason": "tool_calls" if calls else "stop"}
+    usage = {"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0}
+    return json.loads(
+        json.dumps(
+            {
+                "id": "turnwise",
+                "object": "chat.completion",
+                "created": 0,
+                "model": model,
+                "choices": [choice],
+                "usage": usage,
+            }
+        )
+    )

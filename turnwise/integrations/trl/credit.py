@@ -14,6 +14,9 @@ from turnwise.data.batch import Batch, collate
 from turnwise.data.samples import episode_to_samples
 from turnwise.types import Episode, Sample
 
+TRL_EPS = 1e-4
+"""What TRL adds to a standard deviation."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainRow:
@@ -99,6 +102,23 @@ def completion_messages(episode: Episode) -> list[dict[str, object]]:
         messages.append({"role": "assistant", "content": turn.text})
         messages.extend(message.to_json() for message in turn.messages)
     return messages
+
+
+def group_advantages(rewards: Tensor, *, group_size: int, scale: str) -> Tensor:
+    """TRL's advantages of episodes [N], where those without a reward (NaN) are in no baseline and get 0.
+
+    Example:
+        >>> group_advantages(torch.tensor([1.0, 3.0, torch.nan, 5.0, 5.0, torch.nan]), group_size=3, scale="none")
+        tensor([-1.,  1.,  0.,  0.,  0.,  0.])
+    """
+    grouped = rewards.view(-1, group_size)
+    centred = grouped - grouped.nanmean(1, keepdim=True)
+    if scale == "group":
+        scored = (~grouped.isnan()).sum(1, keepdim=True)
+        centred = centred / (((centred**2).nansum(1, keepdim=True) / (scored - 1)).sqrt() + TRL_EPS)
+    elif scale == "batch":
+        centred = centred / (rewards[~rewards.isnan()].std() + TRL_EPS)
+    return centred.reshape(-1).nan_to_num(nan=0.0)
 
 
 def token_advantages(

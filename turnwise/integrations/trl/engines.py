@@ -167,18 +167,22 @@ class TRLGenerator:
         self._waiting.append(_Request(ids=held, sampling=sampling, future=future))
         version = self.policy_version
         ids, logprobs = await future
-        # A round has one length limit for all; a reply is cut where this one's ends.
+        # A round has one length limit for all, and stops at the model's own end of sequence only, which need not be
+        # the chat template's end of a turn. A reply is cut where its own limit, or its turn, ends.
+        ends = self._stop_ids | set(sampling.stop_ids)
         ids = ids[: sampling.max_tokens]
+        end = next((place for place, token in enumerate(ids) if token in ends), None)
+        if end is not None:
+            ids = ids[: end + 1]
         if not ids:
             raise GeneratorError(f"{session.key}: the engine returned an empty completion")
         if logprobs is None:
             self.exact_logprobs = False
         self._held[session.key] = [*held, *ids]
-        stopped = ids[-1] in self._stop_ids or ids[-1] in sampling.stop_ids
         return Completion(
             ids=tuple(ids),
             logprobs=(0.0,) * len(ids) if logprobs is None else tuple(logprobs[: len(ids)]),
-            finish_reason="stop" if stopped else "length",
+            finish_reason="length" if end is None else "stop",
             policy_version=version,
         )
 

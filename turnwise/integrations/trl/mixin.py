@@ -21,7 +21,7 @@ from turnwise.integrations.trl.credit import (
     TrainRow,
     completion_messages,
     earlier_rows,
-    sampled_ids,
+    group_advantages,
     token_advantages,
     train_row,
 )
@@ -30,9 +30,9 @@ from turnwise.integrations.trl.lookahead import LookaheadSampler
 from turnwise.integrations.trl.player import EpisodePlayer, Rows
 from turnwise.integrations.trl.setup import choose_engine, make_player
 from turnwise.integrations.trl.sources import ROW, EnvSource
-from turnwise.integrations.trl.store import RunStore
+from turnwise.integrations.trl.store import RunStore, credit_rows, trained_and_sampled
 from turnwise.log.metrics import rollout_metrics
-from turnwise.log.store import CreditRow, ledger_entry
+from turnwise.log.store import ledger_entry
 from turnwise.rollout.proxy import RolloutError
 from turnwise.types import Episode
 
@@ -111,6 +111,7 @@ class MultiTurnMixin:
         )
         rows = [{**self.source.columns(split, row[ROW]), **row} for row in inputs]
         output = super()._generate_and_score_completions(rows)
+        self._leave_out_failures(output)
         self._correct_for_age(output)
         everyone = self._everyone([row.episode for row in self._rows])
         output = self._add_contexts(output)
@@ -248,6 +249,18 @@ class MultiTurnMixin:
 
     # After TRL has scored the batch.
 
+    def _leave_out_failures(self, output: Any) -> None:
+        """Keeps episodes without a reward out of the baseline. Older releases of TRL take them for a reward of 0."""
+        assert self._reward_columns is not None
+        missing = self._reward_columns.isnan().all(1)
+        if not missing.any() or self.multi_objective_aggregation != "sum_then_normalize":
+            return
+        weights = self.reward_weights.to(self._reward_columns.device)
+        rewards = (self._reward_columns * weights).nansum(1).masked_fill(missing, torch.nan)
+        advantages = group_advantages(rewards, group_size=self._group_size(), scale=self.scale_rewards)
+        first = self.accelerator.process_index * len(self._rows)
+        output["advantages"] = advantages[first : first + len(self._rows)]
+
     def _correct_for_age(self, output: Any) -> None:
         """Where the sampler was older than the policy, the ratio of the loss is taken to the sampler.
 
@@ -318,8 +331,7 @@ class MultiTurnMixin:
     def _keep(self, output: Any, everyone: Sequence[Episode], metrics: dict[str, float]) -> None:
         """Checks that trained ids are sampled ids; then metrics and the run directory."""
         step = self.state.global_step + 1
-        pairs = list(self._trained_and_sampled(output))
-        pairs = self._everyone(pairs)
+        pairs = self._everyone(trained_and_sampled(output, self._all_rows))
         ledger = ledger_entry(step, pairs)
         if ledger.broken:
             raise RuntimeError(
@@ -334,32 +346,9 @@ class MultiTurnMixin:
         )
         self._metric("rollout/untrained_tokens", float(sum(left_out)))
         if self._store is not None and self.args.store_episodes:
-            credit = self._everyone(list(self._credit_rows(output)))
+            credit = self._everyone(credit_rows(output, self._all_rows))
             assert self._asked is not None
             self._store.write(step, everyone, credit=credit, ledger=ledger, split=self._asked.split)
-
-    def _trained_and_sampled(self, output: Any) -> Any:
-        masks = (output["tool_mask"] * output["completion_mask"]).bool().cpu()
-        ids = output["completion_ids"].cpu()
-        for index, row in enumerate(self._all_rows):
-            sampled = sampled_ids(row)
-            trained = ids[index][masks[index]].tolist()
-            # mask_truncated_completions leaves whole rows out; those are not trained on.
-            yield (sampled if trained else []), trained
-
-    def _credit_rows(self, output: Any) -> Any:
-        advantages = output["advantages"].detach().cpu()
-        for index, row in enumerate(self._all_rows):
-            if row.sample is None:
-                continue
-            said = [place for place, mine in enumerate(row.mask) if mine]
-            values = advantages[index]
-            yield CreditRow(
-                episode_id=row.episode.id,
-                sample=row.context if row.context >= 0 else sum(turn.restart for turn in row.episode.turns) - 1,
-                turn_ids=tuple(turn for turn in row.sample.turn_ids if turn >= 0),
-                advantages=tuple(float(values if values.dim() == 0 else values[place]) for place in said),
-            )
 
     # Small things.
 

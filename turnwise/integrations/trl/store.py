@@ -7,6 +7,7 @@ from typing import Any
 from transformers import TrainerCallback
 
 from turnwise.config.schema import Config, LogConfig
+from turnwise.integrations.trl.credit import TrainRow, sampled_ids
 from turnwise.log.store import CreditRow, LedgerEntry, RunDirectory
 from turnwise.types import Episode
 
@@ -80,3 +81,37 @@ class RunStore(TrainerCallback):
         if resumed and before:
             return RunDirectory.open(before[-1].parent)
         return RunDirectory.create(LogConfig(dir=str(self._folder)), self._config, default_name="run")
+
+
+def trained_and_sampled(output: dict[str, Any], rows: Sequence[TrainRow]) -> list[tuple[list[int], list[int]]]:
+    """(ids that were sampled, ids that the loss reads) of every row of TRL's batch, for the ledger."""
+    masks = (output["tool_mask"] * output["completion_mask"]).bool().cpu()
+    ids = output["completion_ids"].cpu()
+    pairs: list[tuple[list[int], list[int]]] = []
+    for index, row in enumerate(rows):
+        trained = ids[index][masks[index]].tolist()
+        # mask_truncated_completions leaves whole rows out; those are not trained on.
+        pairs.append((sampled_ids(row) if trained else [], trained))
+    return pairs
+
+
+def credit_rows(output: dict[str, Any], rows: Sequence[TrainRow]) -> list[CreditRow]:
+    """The advantages of the tokens that were sampled, by episode and context; failed episodes have none."""
+    advantages = output["advantages"].detach().cpu()
+    found: list[CreditRow] = []
+    for index, row in enumerate(rows):
+        if row.sample is None:
+            continue
+        values = advantages[index]
+        last = sum(turn.restart for turn in row.episode.turns) - 1
+        found.append(
+            CreditRow(
+                episode_id=row.episode.id,
+                sample=row.context if row.context >= 0 else last,
+                turn_ids=tuple(turn for turn in row.sample.turn_ids if turn >= 0),
+                advantages=tuple(
+                    float(values if values.dim() == 0 else values[place]) for place, mine in enumerate(row.mask) if mine
+                ),
+            )
+        )
+    return found
