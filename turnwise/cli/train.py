@@ -33,6 +33,8 @@ def train(
     config = _config(ctx.args, resume, backend)
     if dry_run:
         print(show_config(config), end="")
+        for line in _memory(config):
+            print(f"# {line}")
         return
     cluster = {name: value for name, value in (("nodes", nodes), ("gpus", gpus), ("address", address)) if value}
     if cluster and config.backend != "verl":
@@ -65,6 +67,8 @@ def _native(config: Config, *, resume: Path | None, estimate: bool) -> None:
 
     try:
         if estimate:
+            for line in _memory(config):
+                print(line)
             print(run.estimate(config))
         else:
             run.train(config, resume=resume)
@@ -78,6 +82,19 @@ def _native(config: Config, *, resume: Path | None, estimate: bool) -> None:
     except KeyboardInterrupt:
         print("interrupted; `turnwise train --resume RUN` goes on from the last checkpoint", file=sys.stderr)
         raise typer.Exit(130) from None
+
+
+def _memory(config: Config) -> list[str]:
+    """What a run of a given model will use memory for; nothing where the model is the embedded one."""
+    if config.model.path is None or config.backend != "native":
+        return []
+    from turnwise.algos.algorithm import build_algorithm
+    from turnwise.train.memory import plan_run
+
+    try:
+        return ["memory:", *plan_run(config, build_algorithm(config.algo)).lines()]
+    except (OSError, ValueError, ImportError) as error:  # a config is shown even where its model is not at hand
+        return [f"memory: {line}" for line in str(error).splitlines()]
 
 
 def _elsewhere(config: Config, *, resume: Path | None, estimate: bool, cluster: dict[str, int | str]) -> None:

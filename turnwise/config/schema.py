@@ -3,7 +3,7 @@
 The default of a setting stands here and nowhere else. Code receives the sub-config that it needs, never the tree.
 """
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -62,8 +62,9 @@ class ModelConfig(Section):
     chat_template: str | None = None
     """A Jinja template, or the path of one, in place of the tokenizer's own."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    """Precision of the weights in use. auto: bfloat16 on CUDA, float32 on the CPU. What learns keeps float32 masters."""
-    gradient_checkpointing: bool = False
+    """Precision of the weights in use. auto: bfloat16 on CUDA, float32 on the CPU. What learns has float32 masters."""
+    gradient_checkpointing: Literal["auto"] | bool = "auto"
+    """Keep only each layer's input and run layers again in the backward pass. auto: on CUDA where memory needs it."""
     trust_remote_code: bool = False
     critic: Literal["separate", "shared"] = "separate"
     """The value head sits on a trunk of its own, or shares the policy's."""
@@ -259,8 +260,9 @@ class TrainConfig(Section):
     """Passes over each rollout."""
     mini_batches: int = Field(default=1, ge=1)
     """Optimizer steps per pass; a group's episodes may be in different ones."""
-    micro_batch_tokens: int = Field(default=16384, ge=1)
-    """Padded tokens per forward and backward pass. Changes memory, never the result."""
+    micro_batch_tokens: Literal["auto"] | Annotated[int, Field(ge=1)] = "auto"
+    """Tokens per forward and backward pass, padding counted unless rows are packed. Changes memory, never the result.
+    auto: what memory allows on CUDA, 16384 elsewhere."""
     packing: Literal["auto"] | bool = "auto"
     """Train on rows laid end to end, without padding. auto: on CUDA, where the model's attention allows it."""
     lr: float = Field(default=1e-6, gt=0.0)
@@ -284,6 +286,11 @@ class TrainConfig(Section):
     """Compile the decode step on CUDA: half a minute at the start, then about half the time per token."""
     max_gap: float = Field(default=0.1, gt=0.0)
     """Largest mean gap between the sampler's and the trainer's log-probs at step 0 of an update; beyond it, stop."""
+
+    @property
+    def token_limit(self) -> int:
+        """micro_batch_tokens as a number, for where no memory is planned."""
+        return 16384 if self.micro_batch_tokens == "auto" else self.micro_batch_tokens
 
 
 class DataConfig(Section):

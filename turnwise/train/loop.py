@@ -2,7 +2,7 @@
 algos/losses, train/update and train/policy, and through nothing else."""
 
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -48,13 +48,21 @@ class StepResult:
 
 
 def training_step(
-    step: int, *, proxy: AgentProxy, learner: Learner, normalizer: RewardNormalizer, pad_id: int, exact: bool
+    step: int,
+    *,
+    proxy: AgentProxy,
+    learner: Learner,
+    normalizer: RewardNormalizer,
+    pad_id: int,
+    exact: bool,
+    make_room: Callable[[], None] = lambda: None,
 ) -> StepResult:
     """Plays, assigns credit, updates.
 
     Args:
         exact: the sampler's log-probs are the trainer's (float32 on the CPU, same weights), so they need no second
             scoring; the gap between the two is measured in any case.
+        make_room: called between rollout and update, to give back memory that only the rollout needs.
 
     Raises:
         TrainingError: token fidelity broke, sampler and trainer disagree, or a loss is not finite.
@@ -80,6 +88,7 @@ def training_step(
     updated = batch.num_rows > 0
     if updated:
         with clock("score"):  # 4. What the policy, its reference and its critic say before the update.
+            make_room()
             batch = learner.score(batch, old_logprobs=not exact)
             if batch.old_logprobs is not None:
                 gap = Gap.of((batch.old_logprobs - batch.logprobs)[batch.loss_mask].abs())

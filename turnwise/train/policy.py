@@ -255,7 +255,7 @@ def load_model(config: ModelConfig, *, path: str | Path | None = None) -> nn.Mod
         )
     if gguf:
         model = _dequantised(model)
-    return prepare(cast(nn.Module, model), gradient_checkpointing=config.gradient_checkpointing)
+    return prepare(cast(nn.Module, model), gradient_checkpointing=config.gradient_checkpointing is True)
 
 
 def _dequantised(model: Any) -> nn.Module:

@@ -24,6 +24,7 @@ from turnwise.seeding import derive_seed
 from turnwise.train.checkpoint import Checkpoint, latest_checkpoint, write_checkpoint
 from turnwise.train.evaluate import EvalResult, PolicyPlayer, evaluate
 from turnwise.train.loop import StepResult, training_step
+from turnwise.train.memory import planned
 from turnwise.train.networks import build_policy, load_policy_tensors, policy_tensors, sampling_model, save_policy
 from turnwise.train.setup import choose_setting
 from turnwise.train.update import Learner, TrainingError
@@ -70,6 +71,8 @@ class PPOTrainer:
             raise
 
     def _build(self, notices: Sequence[Notice], *, resumed: bool) -> None:
+        self.plan, self.config = planned(self.config, self.algorithm)
+        """What memory is used for; None where the model is too small to ask."""
         config = self.config
         torch.manual_seed(derive_seed(config.seed, "torch"))
         self.evaluations: list[Evaluated] = []
@@ -88,6 +91,8 @@ class PPOTrainer:
             checkpoint=checkpoint,
             say=lambda message: self._note(Notice(kind="embedded", message=message, level="info")),
         )
+        if self.plan is not None:
+            self.policy.chunk_elements = self.plan.chunk_elements
         self.learner = Learner(self.policy, self.algorithm, config.train, seed=config.seed)
         environments = env_configs(config, config.rollout.train)
         self.normalizer = RewardNormalizer(
@@ -214,6 +219,7 @@ class PPOTrainer:
             normalizer=self.normalizer,
             pad_id=self.policy.tokenizer.pad_token_id,
             exact=self.policy.precision.exact,
+            make_room=self._make_room,
         )
         if result.updated:
             self.generator.weights_updated(self.learner.version)
@@ -223,6 +229,10 @@ class PPOTrainer:
         self._emit(StepDone(step=self.step, metrics=result.metrics))
         if not result.updated:
             self._note_idle()
+
+    def _make_room(self) -> None:
+        if self.plan is not None and self.plan.free_cache:
+            self.generator.free_cache()
 
     def _store(self, result: StepResult) -> None:
         """Rows of a step carry the number of steps done after it; 0 is what was there before."""

@@ -160,7 +160,7 @@ class Learner:
 
         All are laid out before the first is run: what the host has to ask the device, it asks here.
         """
-        size, device = self.config.micro_batch_tokens, batch.input_ids.device
+        size, device = self.config.token_limit, batch.input_ids.device
         if packed:
             chunks = [torch.tensor(rows, device=device) for rows in packed_chunks(batch.lengths.tolist(), size)]
         else:

@@ -131,7 +131,7 @@ def build_embedded(
     metrics = {"warmstart/loss": 0.0, "warmstart/episodes": float(len(episodes))}
     if settings.warmstart_episodes and settings.warmstart_epochs:
         metrics["warmstart/loss"] = imitate(model, episodes, config=config, tokenizer=tokenizer)
-    return prepare(model, gradient_checkpointing=config.model.gradient_checkpointing), tokenizer, metrics
+    return prepare(model, gradient_checkpointing=config.model.gradient_checkpointing is True), tokenizer, metrics
 
 
 def imitate(model: nn.Module, episodes: Sequence[Episode], *, config: Config, tokenizer: Any) -> float:

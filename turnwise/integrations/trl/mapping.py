@@ -129,7 +129,7 @@ def trl_arguments(config: Config, algorithm: Algorithm, *, processes: int = 1) -
         "max_concurrent": rollout.slots,
         "seed": config.seed,
         "shuffle_dataset": False,
-        "gradient_checkpointing": config.model.gradient_checkpointing,
+        "gradient_checkpointing": config.model.gradient_checkpointing is True,
         "logging_steps": 1,
         "report_to": "none",
         "disable_tqdm": True,

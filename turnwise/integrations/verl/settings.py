@@ -216,7 +216,7 @@ def _model(
             f"{where}.model.path": model_path,
             f"{where}.model.tokenizer_path": tokenizer_path,
             f"{where}.model.trust_remote_code": model.trust_remote_code,
-            f"{where}.model.enable_gradient_checkpointing": model.gradient_checkpointing,
+            f"{where}.model.enable_gradient_checkpointing": model.gradient_checkpointing is True,
             f"{where}.model.use_remove_padding": packed,
             f"{where}.model.override_config.attn_implementation": "flash_attention_2" if flash else "sdpa",
             f"{engine}.strategy": "fsdp2",
@@ -248,7 +248,7 @@ def _model(
 
 def _optimisers(config: Config, algorithm: Algorithm) -> dict[str, Any]:
     train = config.train
-    tokens = max(train.micro_batch_tokens, max_context(config))
+    tokens = max(train.token_limit, max_context(config))
     settings: dict[str, Any] = {"trainer.critic_warmup": train.critic_warmup + 1 if train.critic_warmup else 0}
     for where, lr in (("actor_rollout_ref.actor", train.lr), ("critic", train.critic_lr)):
         settings |= {
