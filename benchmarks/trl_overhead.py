@@ -4,11 +4,11 @@
     python benchmarks/trl_overhead.py single --pairs 400
     python benchmarks/trl_overhead.py ahead --latency 0.5
 
-Single-turn: both trainers run in one process and take turns, one step each, so that whatever else the machine does slows
-both alike. Two neighbouring steps are a pair, and the order within a pair alternates; a step lasts from where it gets its
-turn to where the next one would begin, logging and data loading included. Told are the median of the pairs' ratios and
-the interval that holds it with 95 % confidence, whatever the distribution of the noise. Ahead: three turns with an
-environment that sleeps between them.
+Single-turn: both trainers run in one process and take turns, one step each, so that whatever else the machine does
+slows both alike. Two neighbouring steps are a pair, and the order within a pair alternates; a step lasts from where it
+gets its turn to where the next one would begin, logging and data loading included. Told are the median of the pairs'
+ratios and the interval that holds it with 95 % confidence, whatever the distribution of the noise. Ahead: three turns
+with an environment that sleeps between them; the settings take turns, whole runs of them.
 """
 
 import argparse
@@ -34,7 +34,6 @@ from turnwise.envs.messages import MultiTurnEnv, Rubric, SingleTurnEnv
 from turnwise.integrations.trl import EnvironmentRewardAdapter, VerifiersGRPOConfig, VerifiersGRPOTrainer
 from turnwise.integrations.trl.sources import make_source
 from turnwise.testing.tiny import tiny_model, tiny_tokenizer
-
 
 WARM_UP = 2
 """Steps of each trainer that are not counted."""
@@ -206,29 +205,34 @@ class Slow(MultiTurnEnv):
         return [{"role": "user", "content": "go on"}], state
 
 
-def ahead(folder: str, *, steps: int, latency: float) -> None:
+def ahead(folder: str, *, steps: int, rounds: int, latency: float) -> None:
     Slow.latency = latency
-    measured: dict[int, float] = {}
-    for batches in (0, 1, 2):
-        clock = Steps()
-        env = Slow([{"prompt": f"{n}"} for n in range(64)], val_fraction=0.0, max_turns=3)
-        args = arguments(
-            folder,
-            max_steps=steps,
-            max_tokens_per_turn=4,
-            max_completion_length=96,
-            enable_async_generation=batches > 0,
-            num_batches_ahead=max(batches, 1),
-        )
-        trainer = VerifiersGRPOTrainer(tiny_model(), env, args, processing_class=tiny_tokenizer(), callbacks=[clock])
-        started = time.perf_counter()
-        trainer.train()
-        measured[batches] = statistics.mean(clock.seconds)
-        trainer.close()
-        whole = time.perf_counter() - started
-        speed = measured[0] / measured[batches]
+    found: dict[int, list[float]] = {0: [], 1: [], 2: []}
+    for _ in range(rounds):
+        for batches, seconds in found.items():
+            clock = Steps()
+            env = Slow([{"prompt": f"{n}"} for n in range(64)], val_fraction=0.0, max_turns=3)
+            args = arguments(
+                folder,
+                max_steps=steps + WARM_UP,
+                max_tokens_per_turn=4,
+                max_completion_length=96,
+                enable_async_generation=batches > 0,
+                num_batches_ahead=max(batches, 1),
+            )
+            trainer = VerifiersGRPOTrainer(
+                tiny_model(), env, args, processing_class=tiny_tokenizer(), callbacks=[clock]
+            )
+            trainer.train()
+            trainer.close()
+            seconds.append(statistics.mean(clock.seconds))
+    for batches, seconds in found.items():
+        ratios = [alone / here for alone, here in zip(found[0], seconds, strict=True)]
+        told = ", ".join(f"{ratio:.2f}" for ratio in ratios)
+        speed = statistics.median(ratios)
         print(
-            f"{batches} ahead: {measured[batches]:.2f} s a step ({speed:.2f} times synchronous), {whole:.1f} s in all"
+            f"{batches} ahead: {statistics.median(seconds):.2f} s a step, {speed:.2f} times as fast as synchronous "
+            f"(rounds: {told})"
         )
 
 
@@ -236,7 +240,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", nargs="?", choices=["single", "ahead", "both"], default="both")
     parser.add_argument("--pairs", type=int, default=200, help="pairs of single-turn steps")
-    parser.add_argument("--steps", type=int, default=20, help="steps of each run ahead")
+    parser.add_argument("--steps", type=int, default=12, help="steps of each run ahead")
+    parser.add_argument("--rounds", type=int, default=3, help="how often each number of batches ahead is run")
     parser.add_argument("--latency", type=float, default=0.5)
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -245,7 +250,7 @@ def main() -> None:
         if options.what in ("single", "both"):
             single(folder, pairs=options.pairs)
         if options.what in ("ahead", "both"):
-            ahead(folder, steps=options.steps, latency=options.latency)
+            ahead(folder, steps=options.steps, rounds=options.rounds, latency=options.latency)
 
 
 if __name__ == "__main__":

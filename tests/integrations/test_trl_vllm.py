@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from trl_parts import curve, make_trainer
+from trl_parts import ThreeTurns, curve, make_trainer
 
 from turnwise.testing.tiny import tiny_model, tiny_tokenizer
 
@@ -34,6 +34,7 @@ class StandIn:
         self.synced = 0
         self.sizes = []
         self.limits = []
+        self.room = 1000
         self.max_completion_length = 64
         self._empty_every = empty_every
         self._reply = reply
@@ -45,6 +46,8 @@ class StandIn:
 
     def generate(self, prompts, images=None, num_generations=1, profiler=None):
         assert num_generations == 1
+        if any(len(prompt) + self.max_completion_length > self.room for prompt in prompts):
+            raise RuntimeError("400: too long")  # as vLLM's server says it
         self.sizes.append(len(prompts))
         self.limits.append(self.max_completion_length)
         ids = []
@@ -56,8 +59,8 @@ class StandIn:
         return prompts, ids, [[[-5.0] for _ in reply] for reply in ids], None
 
 
-def with_vllm(tmp_path, stand_in, **changes):
-    trainer = make_trainer(tmp_path, **changes)
+def with_vllm(tmp_path, stand_in, *, env=None, **changes):
+    trainer = make_trainer(tmp_path, env, **changes)
     trainer.args.use_vllm = trainer.use_vllm = True  # the constructor would want the package
     trainer.vllm_generation = stand_in
     trainer._last_loaded_step = -1
@@ -76,6 +79,18 @@ def test_rounds_weights_and_correction(tmp_path):
     assert all(torch.isfinite(torch.tensor(curve(trainer, "loss"))))
     assert "sampling/importance_sampling_ratio/mean" in trainer.state.log_history[0]
     assert curve(trainer, "rollout/reply_tokens") == [2.0] * 3  # cut where max_tokens_per_turn ends
+
+
+def test_nothing_is_asked_that_vllm_has_no_room_for(tmp_path):
+    stand_in = StandIn()
+    stand_in.room = 57
+    env = ThreeTurns()
+    env.wordy = True
+    trainer = with_vllm(tmp_path, stand_in, env=env, max_tokens_per_turn=6, max_completion_length=200, max_context=57)
+    trainer.train()
+    assert curve(trainer, "rollout/failures") == [0.0, 0.0]
+    assert min(stand_in.limits) < max(stand_in.limits) == 6  # who has room for less waits for a round of its own
+    assert set(curve(trainer, "rollout/status/truncated_length")) - {0.0}
 
 
 def test_a_reply_ends_with_its_turn(tmp_path):

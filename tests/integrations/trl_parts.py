@@ -27,6 +27,8 @@ class ThreeTurns(MultiTurnEnv):
     fail_rows: tuple[int, ...] = ()
     hang_rows: tuple[int, ...] = ()
     stop_early = False
+    wordy = False
+    """Adds as many characters to what it says as the number of its row."""
 
     def __init__(self, rows: int = 8, **kwargs: Any) -> None:
         super().__init__(
@@ -48,7 +50,8 @@ class ThreeTurns(MultiTurnEnv):
         if state["info"]["n"] in self.fail_rows:
             raise RuntimeError(f"row {state['info']['n']} is broken")
         time.sleep(1000.0 if state["info"]["n"] in self.hang_rows else self.latency)
-        return [{"role": "user", "content": WANTED[state["turn"]]}], state
+        padding = "x" * state["info"]["n"] if self.wordy else ""
+        return [{"role": "user", "content": WANTED[state["turn"]] + padding}], state
 
 
 def make_args(folder: Any, **changes: Any) -> Any:

@@ -194,10 +194,10 @@ class TRLGenerator:
         while True:
             await self._collect(job)
             self._waiting = [request for request in self._waiting if not request.future.done()]
-            limit = max((request.sampling.max_tokens for request in self._waiting), default=0)
-            wanted, limit, alive = self._agree(len(self._waiting), limit, int(not job.done()))
-            if wanted:
-                self._round(wanted, max_tokens=limit)
+            longest = max((request.sampling.max_tokens for request in self._waiting), default=0)
+            longest, alive = self._agree(longest, int(not job.done()))
+            if longest:
+                self._round(longest)
                 await asyncio.sleep(0)
             elif not alive:
                 return
@@ -216,8 +216,12 @@ class TRLGenerator:
             return list(mine)
         return accelerator.gather(torch.tensor([mine], device=accelerator.device)).amax(0).tolist()
 
-    def _round(self, size: int, *, max_tokens: int) -> None:
-        requests, self._waiting = self._waiting, []
+    def _round(self, max_tokens: int) -> None:
+        # vLLM's server refuses a prompt without room for that many tokens; it waits for a round that asks for less.
+        room = self._max_context - max_tokens
+        requests = [one for one in self._waiting if len(one.ids) <= room]
+        self._waiting = [one for one in self._waiting if len(one.ids) > room]
+        (size,) = self._agree(len(requests))
         dummy = requests[0].ids if requests else [next(iter(self._stop_ids))]
         prompts = [request.ids for request in requests] + [dummy] * (size - len(requests))
         self.rounds.append(size)
