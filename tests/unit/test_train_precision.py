@@ -14,7 +14,7 @@ from turnwise.testing.tiny import tiny_model, tiny_tokenizer
 from turnwise.train.networks import sampling_model, save_policy
 from turnwise.train.optim import Masters, Optimizer
 from turnwise.train.policy import Policy, Precision, load_model, make_critic, make_reference, prepare
-from turnwise.train.scoring import _plain, score_states
+from turnwise.train.scoring import _plain, _towards_target, score_states
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "learning"))
 
@@ -187,3 +187,9 @@ def test_fused_scores_bear_impossible_tokens_and_frozen_heads() -> None:
     assert entropies.isfinite().all()
     assert states.grad is not None
     assert states.grad.isfinite().all()
+
+
+def test_the_compared_one_hot_is_the_scattered_one() -> None:
+    p, targets = torch.rand(4, 7), torch.tensor([0, 6, 3, 3])
+    expected = torch.nn.functional.one_hot(targets, 7) - p
+    torch.testing.assert_close(_towards_target(p, targets), expected)

@@ -35,7 +35,7 @@ def load_policy(
     """The policy of a run's last checkpoint, of its beginning (`first`), of a model, or of the config alone."""
     from turnwise.generate.hf import HFGenerator
     from turnwise.train.checkpoint import latest_checkpoint
-    from turnwise.train.policy import Precision, load_model, load_tokenizer
+    from turnwise.train.policy import Precision, cast_parameters, load_model, load_tokenizer
     from turnwise.train.warmstart import build_embedded
 
     where: str | Path | None = model or config.model.path
@@ -55,7 +55,7 @@ def load_policy(
         network = load_model(config.model if same else settings)
         tokenizer = load_tokenizer(config.model if same else settings)
     precision = Precision.choose(config.model.dtype, device=config.train.device)
-    sampler: Any = network.to(device=precision.device, dtype=precision.dtype).eval()
+    sampler: Any = cast_parameters(network.to(device=precision.device), precision.dtype).eval()
     generator = HFGenerator(
         sampler,
         tokenizer,

@@ -171,11 +171,14 @@ def _backward(
     d log-prob / d logit = y - p, d E / d logit = -p (log p + E); then the chain through temperature and cap.
     """
     normalised = _tempered(logits, temperature, softcap) - normaliser[:, None]
-    chosen = torch.arange(logits.shape[1], device=logits.device)[None] == targets[:, None]
     p = normalised.exp()
-    grad = torch.zeros_like(p)
-    if grad_logprob is not None:
-        grad = grad_logprob[:, None] * (chosen.to(p.dtype) - p)
+    if grad_logprob is None:
+        grad = torch.zeros_like(p)
+    elif logits.is_cuda:  # a comparison instead of a scatter: the compiler makes one pass of all this
+        grad = _towards_target(p, targets) * grad_logprob[:, None]
+    else:
+        grad = p * -grad_logprob[:, None]
+        grad.scatter_add_(1, targets[:, None], grad_logprob[:, None])
     if grad_entropy is not None:
         safe = normalised.masked_fill(normalised == -torch.inf, 0.0)
         grad = grad - grad_entropy[:, None] * p * (safe + entropy[:, None])
@@ -184,6 +187,12 @@ def _backward(
     if softcap is not None:
         grad = grad * (1.0 - torch.tanh(logits.to(p.dtype) / softcap).square())
     return grad.to(logits.dtype)
+
+
+def _towards_target(p: Tensor, targets: Tensor) -> Tensor:
+    """One-hot rows of the targets minus p."""
+    chosen = torch.arange(p.shape[1], device=p.device)[None] == targets[:, None]
+    return torch.where(chosen, 1.0 - p, -p)
 
 
 class _OnDevice:
