@@ -277,6 +277,9 @@ def test_server(tmp_path, model):
         ranks = train_with_vllm(tmp_path, ["multi"], processes=2, per_device_train_batch_size=4, **settings)
     assert [len(rank["multi"]["steps"]) for rank in ranks] == [4, 4]
     for rank in ranks:
-        assert all(step["same_ids"] and step["gap"] < 1e-4 for step in rank["multi"]["steps"])
+        for step in rank["multi"]["steps"]:
+            assert step["same_ids"]
+            assert step["same_logprobs"]
+            assert step["gap"] < 1e-4
     assert ranks[0]["multi"]["rounds"] == ranks[1]["multi"]["rounds"]
     assert any(a["turns"] != b["turns"] for a, b in zip(*(rank["multi"]["steps"] for rank in ranks), strict=True))
