@@ -164,7 +164,7 @@ run(sys.argv[1], sys.argv[2])
     outcome = run_python(code, str(path), victim)
     assert outcome.code == 0, outcome.text[-4000:]
     report = json.loads(outcome.text.split("KILLED ")[1].splitlines()[0])
-    assert report["error"] == "WorkerDiedError"
+    assert report["error"] == "WorkerDiedError", report["message"]
     assert "died in step" in report["message"]
     assert report["seconds"] < 60
 

@@ -44,6 +44,8 @@ from turnwise.train.update import Gap, TrainingError
 
 logger = logging.getLogger(__name__)
 POLL_SECONDS = 0.1
+PATIENCE = 10.0
+"""Seconds in which a dead worker is looked for, before a step without episodes is the environment's fault."""
 MAX_REFILLS = 3
 """A step plays at most so many times its groups anew, before a failing environment is taken to be broken."""
 RewardFn = Callable[[DataProto], torch.Tensor]
@@ -176,7 +178,7 @@ class AgentTrainer(PacedTrainer):
                 raise
             raise WorkerDiedError(self._watchdog.error) from None
         except ray.exceptions.RayActorError as error:
-            found = self._watchdog.look() or f"a worker died in step {self.global_steps}: {error}"
+            found = self._watchdog.look(patience=PATIENCE) or f"a worker died in step {self.global_steps}: {error}"
             raise WorkerDiedError(found) from error
         finally:
             self._watchdog.stop()
@@ -241,7 +243,7 @@ class AgentTrainer(PacedTrainer):
 
     def _give_up(self, what: str) -> NoReturn:
         """Raises for a step without episodes: a dead worker where there is one, else the first episode's error."""
-        dead = None if self._watchdog is None else self._watchdog.error or self._watchdog.look(patience=2.0)
+        dead = None if self._watchdog is None else self._watchdog.error or self._watchdog.look(patience=PATIENCE)
         if dead is not None:
             raise WorkerDiedError(dead)
         why = "see the log of the agent loop workers"

@@ -57,19 +57,22 @@ class Watchdog:
             raise WorkerDiedError(self._error)
 
     def look(self, *, patience: float = 0.0) -> str | None:
-        """One look at every actor, waiting so long for each answer: what is wrong, or None."""
+        """One look at every actor, waiting so long for their answers: what is wrong, or None."""
         with self._looking:
             return self._look(patience)
 
     def _look(self, patience: float) -> str | None:
         import ray
 
+        if patience:  # an answer that stands from an earlier look may be older than the death
+            self._asked.clear()
         for name, actor in self._actors.items():
-            asked = self._asked.get(name)
-            if asked is None:
-                asked = self._asked[name] = actor.__ray_ready__.remote()
-            done, _ = ray.wait([asked], timeout=patience)
-            if not done:
+            if name not in self._asked:
+                self._asked[name] = actor.__ray_ready__.remote()
+        done, _ = ray.wait(list(self._asked.values()), num_returns=len(self._asked), timeout=patience)
+        answered = set(done)
+        for name, asked in list(self._asked.items()):
+            if asked not in answered:
                 continue
             del self._asked[name]
             try:
