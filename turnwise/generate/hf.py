@@ -86,7 +86,7 @@ class HFGenerator:
         engine: "slots" runs one pass at a time, exact on the CPU; "blocks" keeps sampling and stopping on the device
             and reads tokens a block at a time, for CUDA. "auto": blocks where the model is on CUDA.
         compile: compile the decode step of the block engine (half a minute, then about twice as fast).
-        block_steps: decode steps of one block.
+        block_steps: most decode steps of one block; long replies take half as many at a time.
 
     Example:
         >>> from turnwise.testing.tiny import tiny_model, tiny_tokenizer
@@ -292,10 +292,10 @@ class HFGenerator:
         fresh = [state for state in self._scheduler.running if state.at < len(state.spans)]
         given = sum(len(state.ids) - state.cached for state in fresh)
         shared, decoded = blocks.shared_tokens, blocks.decode_steps
-        # With few rows a block is over sooner: whoever comes next, at a rollout's start above all, waits less.
-        steps = blocks.engine.steps
-        if 2 * (blocks.num_live + len(fresh)) < blocks.engine.slots:
-            steps = max(1, steps // 2)
+        # Half a block at a time: a slot that ends waits for the end of this one and for the next. While slots fill up,
+        # at a rollout's start above all, even less, so that those who come next begin sooner.
+        filling = bool(fresh) and 4 * (blocks.num_live + len(fresh)) < 3 * blocks.engine.slots
+        steps = max(1, blocks.engine.steps // (8 if filling else 2))
         start = time.perf_counter()
         try:
             with inference(self._model):

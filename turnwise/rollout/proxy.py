@@ -22,7 +22,8 @@ from turnwise.types import Episode, Message, Status
 
 logger = logging.getLogger(__name__)
 MAX_WORKER_LOSSES = 20  # restarts that an episode gets for free, because another one took its worker down
-EPISODES_PER_WAVE = 32  # episodes that are started before the generator gets its turn
+EPISODES_PER_WAVE = 32  # episodes that are started before the generator gets its turn, at least
+WAVES = 8  # and at most so many waves
 CANCEL_SECONDS = 5.0  # what a cancelled episode gets to close its environment
 
 
@@ -116,9 +117,10 @@ class AgentProxy:
         with calm_collector():
             agents = self.env_state.start(step)
             jobs: list[asyncio.Task[Episode]] = []
+            wave = max(EPISODES_PER_WAVE, len(agents) // WAVES)
             for agent in agents:
                 jobs.append(asyncio.create_task(self._play(agent.plan.env_id)))
-                if len(jobs) % EPISODES_PER_WAVE == 0:
+                if len(jobs) % wave == 0:
                     await asyncio.sleep(0)  # the generator begins with the first ones while the others reset
             episodes = await asyncio.gather(*jobs)
         kept, dropped = repair_groups(episodes, self._config, group_size=self._group_size)

@@ -95,7 +95,9 @@ class BlockDriver:
             rests, self._rests = self._rests, []
             # What was drawn is known up to the last block that was read, so this never asks for too few.
             most = int((self._limit - self._drawn)[self._since < _NEVER].max()) - 1
-            steps = max(1, min(self.engine.steps if steps is None else steps, most))
+            if steps is None or most <= self.engine.steps:  # short replies are over in one block
+                steps = self.engine.steps
+            steps = max(1, min(steps, most))
             self._running = self.engine.launch(
                 starts=starts,
                 prefills=prefills,
