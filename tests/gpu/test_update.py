@@ -21,7 +21,14 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(),
 SHAPE = {"hidden_size": 128, "num_layers": 2, "num_heads": 4, "num_kv_heads": 2, "initializer_range": 0.05}
 
 
-def made(kind: str = "llama", *, dtype: str = "bfloat16", checkpointing: bool = False, **settings: object) -> Learner:
+def made(
+    kind: str = "llama",
+    *,
+    dtype: str = "bfloat16",
+    checkpointing: bool = False,
+    compile: bool = False,
+    **settings: object,
+) -> Learner:
     model = prepare(tiny_model(kind, **SHAPE), gradient_checkpointing=checkpointing)
     ours = Policy(
         model,
@@ -29,6 +36,7 @@ def made(kind: str = "llama", *, dtype: str = "bfloat16", checkpointing: bool = 
         precision=Precision.choose(dtype, device="cuda"),
         critic=make_critic(model, shared=False),
         reference=make_reference(model),
+        compile=compile,
     )
     return learner(ours, algorithm(entropy_coef=0.01, kl_coef=0.1), **settings)
 
@@ -146,3 +154,7 @@ def test_compiled_scores_equal_plain_ones(size: int, softcap: float | None, capl
     for a, b in zip(*found, strict=True):
         torch.testing.assert_close(b, a, rtol=1e-3, atol=1e-3)
     assert "uncompiled" not in caplog.text
+
+
+def test_compiled_layers_give_the_same_gradient() -> None:
+    close(gradient(made(compile=True, packing=True)), gradient(made(packing=True)), by=0.02)

@@ -193,3 +193,28 @@ def test_a_packed_pass_without_boundaries_is_refused() -> None:
     model = tiny_model()
     with packed_passes(model), pytest.raises(ValueError, match="cu_seq_lens_q"):
         model(input_ids=torch.tensor([[1, 2]]))
+
+
+@pytest.mark.slow  # the compiler takes most of a minute
+@pytest.mark.parametrize("kind", KINDS)
+def test_compiled_layers_give_the_same_gradients_and_leave_no_trace(kind: str) -> None:
+    found: list[torch.Tensor] = []
+    for compiled in (False, True):
+        model = prepare(tiny_model(kind))
+        ours = Policy(
+            model,
+            None,
+            precision=Precision.choose("float32", device="cpu"),
+            critic=make_critic(model, shared=False),
+            compile=compiled,
+        )
+        learns = learner(ours, algorithm(entropy_coef=0.01), packing=True)
+        for given_rows in (batch(), batch().select(torch.tensor([1, 0]))):  # nothing is tied to a shape
+            rows = compute_advantages(learns.score(given_rows, old_logprobs=True), learns.algorithm)[0]
+            learns.policy.train_mode(True)
+            learns.gradients(rows)
+            found.append(gradients(learns))
+        assert all(layer._compiled_call_impl is None for layer in model.model.layers)
+    torch.testing.assert_close(found[2], found[0], atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(found[3], found[1], atol=1e-5, rtol=1e-4)
+    assert torch._dynamo.utils.counters["frames"]["ok"] > 0

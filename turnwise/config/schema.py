@@ -283,7 +283,7 @@ class TrainConfig(Section):
     deterministic: bool | None = None
     """Reproducible to the bit. None: on where it is possible (the CPU)."""
     compile: bool = False
-    """Compile the decode step on CUDA: half a minute at the start, then about half the time per token."""
+    """On CUDA, compile the layers for the update, and for decoding where a model has no fused pass. Takes a while."""
     max_gap: float = Field(default=0.1, gt=0.0)
     """Largest mean gap between the sampler's and the trainer's log-probs at step 0 of an update; beyond it, stop."""
 

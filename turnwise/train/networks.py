@@ -68,6 +68,7 @@ def build_policy(
         critic=critic,
         reference=reference,
         adapter_reference=lora and algorithm.needs_reference,
+        compile=config.train.compile,
     )
     return policy, metrics
 

@@ -132,6 +132,7 @@ def packed_chunks(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
         count += 1
 
 
+@torch.compiler.disable
 def packed_attention(
     module: nn.Module,
     query: Tensor,  # [1, H, N, D]

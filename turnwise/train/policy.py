@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Generator, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from turnwise.config.schema import LoraConfig, ModelConfig
 from turnwise.data.batch import Batch
+from turnwise.train.compiled import CompiledLayers
 from turnwise.train.optim import Masters
 from turnwise.train.packing import Layout, packed_passes
 from turnwise.train.scoring import (
@@ -100,6 +101,7 @@ class Policy:
         critic: Critic | None = None,
         reference: nn.Module | None = None,
         adapter_reference: bool = False,
+        compile: bool = False,
     ) -> None:
         self.model = model.to(precision.device)
         self.tokenizer = tokenizer
@@ -116,6 +118,7 @@ class Policy:
             cast_parameters(network, precision.dtype)
         self.chunk_elements = chunk_elements(precision.device)
         """Logits held at once in scoring."""
+        self._compiled = CompiledLayers(self.model, self.critic, self.reference) if compile else None
 
     @property
     def shares_trunk(self) -> bool:
@@ -136,7 +139,8 @@ class Policy:
     @contextmanager
     def packed(self) -> Generator[None]:
         """Passes with a packed layout are for in here, backward passes included."""
-        with packed_passes(self.model, self.critic, self.reference):
+        compiled = nullcontext() if self._compiled is None else self._compiled.on()
+        with packed_passes(self.model, self.critic, self.reference), compiled:
             yield
 
     def score(self, batch: Batch, layout: Layout | None = None) -> TokenScores:

@@ -101,7 +101,7 @@ class PPOTrainer:
         if checkpoint is not None:
             self._load(checkpoint)
         if config.train.compile and self.policy.precision.device.type != "cuda":
-            raise ValueError("train.compile compiles the decode step of the CUDA engine; on the CPU set it to false")
+            raise ValueError("train.compile is for CUDA; on the CPU set it to false")
         self.generator = HFGenerator(
             sampling_model(self.policy),
             self.policy.tokenizer,
