@@ -6,7 +6,7 @@
 Every reply has exactly --tokens tokens, log-probs included, and the environment is FrozenLake. `generate` gets the
 conversations that our rollout played, whole, turn after turn in one padded batch, as TRL does without vLLM. Tokens per
 second are generated tokens over the wall time of the whole rollout, the environment's and the tokenizer's included
-for ours and left out for the peers.
+for ours and left out for the peers. Of ours it says too what the device did: decode, prefill, or nothing.
 """
 
 import argparse
@@ -70,9 +70,12 @@ def ours(
             "episodes_per_second": episodes / seconds,
             "turns": turns,
             "environment_seconds": sum(t.env_seconds for e in result.episodes for t in e.turns),
-            "engine_seconds": generator.stats.decode_seconds,
+            "prefill_seconds": generator.stats.prefill_seconds,
+            "decode_seconds": generator.stats.decode_seconds,
+            "idle_seconds": max(seconds - generator.stats.prefill_seconds - generator.stats.decode_seconds, 0.0),
+            "shared_tokens": generator.stats.shared_tokens,
             "prefilled_tokens": generator.stats.prefilled_tokens,
-            "blocks": generator.stats.decode_steps // options.block_steps,
+            "decode_steps": generator.stats.decode_steps,
             "warmup_seconds": warmup,
             "memory_gib": torch.cuda.max_memory_allocated() / 2**30,
         }
@@ -192,6 +195,12 @@ def main() -> None:
             f"{row['engine']:24s} {row['episodes']:9d} {row['tokens']:9d} {row['seconds']:9.2f} "
             f"{row['tokens_per_second']:10.0f}"
         )
+    print("share of the wall time; environments run on the host, while the device works or idles")
+    for row in rows:
+        if "decode_seconds" in row:
+            parts = ("decode", "prefill", "idle", "environment")
+            shares = ", ".join(f"{part} {100 * row[f'{part}_seconds'] / row['seconds']:.0f} %" for part in parts)
+            print(f"{row['engine']:24s} {row['episodes']:9d} {shares}")
     if options.json:
         options.json.write_text(json.dumps({"gpu": torch.cuda.get_device_name(), "rows": rows}, indent=1))
 

@@ -49,6 +49,7 @@ class GeneratorStats:
     completions: int = 0
     failures: int = 0
     prefill_seconds: float = 0.0
+    """What passes took; of the block engine, what the device spent on them."""
     decode_seconds: float = 0.0
     idle_seconds: float = 0.0
     """Time with nothing to generate, between the first request and now: the environments' share."""
@@ -296,7 +297,8 @@ class HFGenerator:
         # at a rollout's start above all, even less, so that those who come next begin sooner.
         filling = bool(fresh) and 4 * (blocks.num_live + len(fresh)) < 3 * blocks.engine.slots
         steps = max(1, blocks.engine.steps // (8 if filling else 2))
-        start = time.perf_counter()
+        engine = blocks.engine
+        spent = (engine.prefill_seconds, engine.decode_seconds)
         try:
             with inference(self._model):
                 outcomes = blocks.step([self._requests[state.key] for state in fresh], steps=steps)
@@ -316,7 +318,8 @@ class HFGenerator:
         self.stats.decode_steps += blocks.decode_steps - decoded
         self.stats.prefill_steps += bool(fresh)
         self.stats.decode_rows += sum(len(outcome.ids) for outcome in outcomes)
-        self.stats.decode_seconds += time.perf_counter() - start
+        self.stats.prefill_seconds += engine.prefill_seconds - spent[0]
+        self.stats.decode_seconds += engine.decode_seconds - spent[1]
         for outcome in outcomes:
             self._accept_block(blocks, self._requests[outcome.request.state.key], outcome)
         # Answering a few at a time lets the device run the first ones' next turns while the host still works on the

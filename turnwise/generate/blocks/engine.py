@@ -6,6 +6,7 @@ compiled where that works; prefills are captured per size. On other devices ever
 """
 
 import logging
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -79,6 +80,9 @@ class BlockEngine:
             if isinstance(module, PreTrainedModel) and not any(module.config is known for known in self._configs):
                 self._configs.append(module.config)
         self._softcap = self._configs[0]._attn_implementation != "sdpa"
+        self.prefill_seconds = 0.0
+        """What the device spent on prompts, copies included, in the blocks that were read."""
+        self.decode_seconds = 0.0
         self._fused = FusedModel.of(model, length=length)
         self._half = 0
         self._cache: PackedCache | None = None
@@ -123,6 +127,7 @@ class BlockEngine:
             truncation: top-k and top-p of the slots that have any; they take the step apart, which is slower.
         """
         state = self._ready()
+        began = self._mark()
         steps = self.steps if steps is None else min(steps, self.steps)
         # Two blocks' tokens are kept: the one that runs, and the one before, which is being read.
         first = self._half * (self.steps + 1)
@@ -148,9 +153,17 @@ class BlockEngine:
         )
         state.cursor.add_(1)
         decode = self._decode_step()
+        prefilled = self._mark()
         for _ in range(steps):
             decode()
-        return Launched(self, first=first, num=steps + 1)
+        return Launched(self, first=first, num=steps + 1, marks=(began, prefilled, self._mark()))
+
+    def _mark(self) -> "_Mark":
+        event: torch.cuda.Event | None = None
+        if self.device.type == "cuda":
+            event = torch.cuda.Event(enable_timing=True)
+            event.record()
+        return _Mark(event=event, time=time.perf_counter())
 
     def _copy(self, copies: Sequence[Copy]) -> None:
         if copies:
@@ -349,12 +362,34 @@ def _mutable(state: SlotState) -> list[Tensor]:
     ]
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Mark:
+    """A moment on the device's clock, or on the host's where the device has none."""
+
+    event: torch.cuda.Event | None
+    time: float
+
+    def seconds_to(self, later: "_Mark") -> float:
+        if self.event is None or later.event is None:
+            return later.time - self.time
+        return self.event.elapsed_time(later.event) / 1e3
+
+
 class Launched:
     """A block that runs, or ran. `tokens` waits for it."""
 
-    def __init__(self, engine: BlockEngine, *, first: int, num: int) -> None:
+    def __init__(
+        self,
+        engine: BlockEngine,
+        *,
+        first: int,
+        num: int,
+        marks: "tuple[_Mark, _Mark, _Mark]",
+    ) -> None:
         state = engine.state
         assert state is not None
+        self._engine = engine
+        self._marks = marks
         self._event: torch.cuda.Event | None = None
         ids, logprobs = state.out_ids[first : first + num], state.out_logprobs[first : first + num]
         if engine.device.type == "cuda":
@@ -367,12 +402,11 @@ class Launched:
         else:
             self._ids, self._logprobs = ids.clone(), logprobs.clone()
 
-    @property
-    def done(self) -> bool:
-        return self._event is None or self._event.query()
-
     def tokens(self) -> tuple["np.ndarray[Any, Any]", "np.ndarray[Any, Any]"]:
         """(ids [steps + 1, slots] with -1 where none was drawn, log-probs): the prefill's draws, then the steps'."""
         if self._event is not None:
             self._event.synchronize()
+        began, prefilled, ended = self._marks
+        self._engine.prefill_seconds += began.seconds_to(prefilled)
+        self._engine.decode_seconds += prefilled.seconds_to(ended)
         return self._ids.numpy(), self._logprobs.numpy()
