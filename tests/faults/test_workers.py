@@ -141,7 +141,9 @@ def test_workers_die_with_a_parent_that_was_killed(tmp_path: Path) -> None:
     parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
     assert parent.stdout is not None
     assert parent.stdout.readline() == "ready\n"
-    workers = workers_of(parent.pid)
+    deadline = time.monotonic() + 30
+    while not (workers := workers_of(parent.pid)) and time.monotonic() < deadline:
+        time.sleep(0.05)  # it is started a moment after
     assert len(workers) == 1
     time.sleep(1.5)  # the worker is inside an environment that hangs
     parent.send_signal(signal.SIGKILL)
