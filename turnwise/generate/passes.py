@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from turnwise.generate.attention import attention_configs
 from turnwise.generate.sampling import draw
 from turnwise.generate.scheduler import SessionState
 from turnwise.generate.slots import SlotCache, SlotView, attend, slot_forward
@@ -98,10 +99,7 @@ class SlotPasses:
         self._length = length
         self._exact = exact
         self._device = next(model.parameters()).device
-        self._configs: list[Any] = []
-        for module in model.modules():
-            if isinstance(module, PreTrainedModel) and not any(module.config is known for known in self._configs):
-                self._configs.append(module.config)
+        self._configs = attention_configs(model)
         # transformers' sdpa function leaves a softcap out, its others apply it: do as the model does elsewhere.
         self._softcap = self._configs[0]._attn_implementation != "sdpa"
         names = inspect.signature(model.forward).parameters

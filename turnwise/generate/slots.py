@@ -16,6 +16,8 @@ from torch.nn import functional as F
 from transformers import AttentionInterface
 from transformers.cache_utils import Cache
 
+from turnwise.generate.attention import routed
+
 ATTENTION = "turnwise_slots"
 
 
@@ -181,17 +183,10 @@ AttentionInterface.register(ATTENTION, slot_attention)
 
 @contextmanager
 def slot_forward(configs: list[Any], *, cache: SlotCache, view: SlotView) -> Generator[None]:
-    """Routes the attention of the models with these configs to the slot cache, for one forward pass.
-
-    The implementation is switched back afterwards, because the trainer's forward passes use the same model.
-    """
-    before = [config._attn_implementation for config in configs]
+    """Routes the attention of the models with these configs to the slot cache, for one forward pass."""
     cache.view = _active.view = view
-    for config in configs:
-        config._attn_implementation = ATTENTION
     try:
-        yield
+        with routed(configs, ATTENTION):
+            yield
     finally:
-        for config, implementation in zip(configs, before, strict=True):
-            config._attn_implementation = implementation
         cache.view = _active.view = None

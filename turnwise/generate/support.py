@@ -5,11 +5,10 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
+from turnwise.generate.attention import unroutable
 from turnwise.generate.base import Sampling
 from turnwise.generate.passes import SlotPasses, inference
 from turnwise.generate.scheduler import SessionState
-
-_KNOWN_LAYERS = {"full_attention", "sliding_attention"}
 
 
 def vocab_size(model: PreTrainedModel) -> int:
@@ -29,17 +28,10 @@ def unsupported(model: PreTrainedModel, *, max_context: int) -> str | None:
         >>> unsupported(tiny_model("qwen3"), max_context=64) is None
         True
     """
-    inner = next((module for module in model.modules() if isinstance(module, PreTrainedModel)), None)
-    if inner is None:
-        return "it is not a transformers model"
-    if inner._is_stateful:  # pyright: ignore[reportPrivateUsage]
-        return "it is recurrent"
-    if not inner._supports_attention_backend:  # pyright: ignore[reportPrivateUsage]
-        return "its attention does not go through transformers' attention interface"
-    settings: dict[str, Any] = inner.config.get_text_config().to_dict()
-    strange = set(settings.get("layer_types") or ()) - _KNOWN_LAYERS
-    if strange:
-        return f"it has layers of kind {sorted(strange)}"
+    reason = unroutable(model)
+    if reason is not None:
+        return reason
+    settings: dict[str, Any] = model.config.get_text_config().to_dict()
     return _trial(model, settings=settings, max_context=max_context)
 
 

@@ -21,9 +21,9 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedModel
 
 from turnwise.data.batch import Batch
+from turnwise.generate.attention import attention_configs, inner_model, routed, unroutable
 
 ATTENTION = "turnwise_packed"
-_KNOWN_LAYERS = {"full_attention", "sliding_attention"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -236,24 +236,13 @@ def packed_passes(*modules: nn.Module | None) -> Generator[None]:
     Held until after the backward pass: gradient checkpointing runs the layers again there. The generator samples
     with the same modules and another attention, in between.
     """
-    configs: list[Any] = []
-    for module in modules:
-        for inner in module.modules() if module is not None else ():
-            if isinstance(inner, PreTrainedModel) and not any(inner.config is known for known in configs):
-                configs.append(inner.config)
-    before = [config._attn_implementation for config in configs]
-    for config in configs:
-        config._attn_implementation = ATTENTION
-    try:
+    with routed(attention_configs(*modules), ATTENTION):
         yield
-    finally:
-        for config, implementation in zip(configs, before, strict=True):
-            config._attn_implementation = implementation
 
 
 def window_of(model: nn.Module) -> int | None:
     """The shortest sliding window of the model's layers; None where every layer sees the whole row."""
-    inner = _transformer(model)
+    inner = inner_model(model)
     settings = {} if inner is None else _settings(inner)
     kinds = settings.get("layer_types")
     if kinds is not None and "sliding_attention" not in kinds:
@@ -274,18 +263,13 @@ def unpackable(model: nn.Module) -> str | None:
         >>> unpackable(tiny_model("gemma2").get_decoder())
         'it caps its attention logits'
     """
-    inner = _transformer(model)
-    if inner is None:
-        return "it is not a transformers model"
-    settings = _settings(inner)
-    if inner._is_stateful:  # pyright: ignore[reportPrivateUsage]
-        return "it is recurrent"
-    if not inner._supports_attention_backend:  # pyright: ignore[reportPrivateUsage]
-        return "its attention does not go through transformers' attention interface"
-    if settings.get("attn_logit_softcapping") is not None:
+    reason = unroutable(model)
+    if reason is not None:
+        return reason
+    inner = inner_model(model)
+    assert inner is not None
+    if _settings(inner).get("attn_logit_softcapping") is not None:
         return "it caps its attention logits"
-    if strange := sorted(set(settings.get("layer_types") or ()) - _KNOWN_LAYERS):
-        return f"it has layers of kind {strange}"
     return _trial(model)
 
 
@@ -314,10 +298,6 @@ def _trial(model: nn.Module) -> str | None:
     if not gap <= (1e-4 if weight.dtype == torch.float32 else 0.05) * max(size, 1e-3):
         return f"a trial differs from the padded pass by {gap:.3g} in hidden states of up to {size:.3g}"
     return None
-
-
-def _transformer(model: nn.Module) -> PreTrainedModel | None:
-    return next((module for module in model.modules() if isinstance(module, PreTrainedModel)), None)
 
 
 def _settings(model: PreTrainedModel) -> dict[str, Any]:

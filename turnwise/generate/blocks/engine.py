@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from turnwise.generate.attention import attention_configs, routed
 from turnwise.generate.blocks import ops
 from turnwise.generate.blocks.cache import ATTENTION, Active, PackedCache, View, indices, pinned
 from turnwise.generate.blocks.fused import FusedModel
@@ -75,10 +76,7 @@ class BlockEngine:
         self._compile = compile and self._capture
         self._vocab = vocab
         self._stop_ids = [token for token in stop_ids if 0 <= token < vocab]
-        self._configs: list[Any] = []
-        for module in model.modules():
-            if isinstance(module, PreTrainedModel) and not any(module.config is known for known in self._configs):
-                self._configs.append(module.config)
+        self._configs = attention_configs(model)
         self._softcap = self._configs[0]._attn_implementation != "sdpa"
         self.prefill_seconds = 0.0
         """What the device spent on prompts, copies included, in the blocks that were read."""
@@ -207,16 +205,12 @@ class BlockEngine:
     def _switched(self, function: Callable[[], None], view: View) -> None:
         """Runs the function with the models' attention routed to the slots, and routes it back."""
         assert self._cache is not None
-        before = [config._attn_implementation for config in self._configs]
         self._cache.view = Active.view = view
         Active.softcap = self._softcap
-        for config in self._configs:
-            config._attn_implementation = ATTENTION
         try:
-            function()
+            with routed(self._configs, ATTENTION):
+                function()
         finally:
-            for config, implementation in zip(self._configs, before, strict=True):
-                config._attn_implementation = implementation
             self._cache.view = Active.view = None
 
     def _decode_step(self) -> Callable[[], None]:
