@@ -109,10 +109,11 @@ def our_step(
     device: str,
     dtype: str = "float32",
     packing: Literal["auto"] | bool = "auto",
+    compile: bool = False,
 ) -> Step:
-    """Our update of the model with micro-batches of so many tokens."""
+    """Our update of the model with micro-batches of so many tokens, its layers compiled or as they are."""
     precision = Precision.choose(dtype, device=device)
-    policy = Policy(model, None, precision=precision)
+    policy = Policy(model, None, precision=precision, compile=compile)
     config = TrainConfig(micro_batch_tokens=tokens, lr=1e-6, max_gap=1e9, packing=packing)
     learner = Learner(policy, build_algorithm(AlgoConfig(name="grpo")), config, seed=0)
     rows = learner.score(batch.to(precision.device), old_logprobs=True)

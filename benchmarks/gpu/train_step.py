@@ -1,15 +1,16 @@
 """Tokens per second and MFU of one update on one GPU, ours against a TRL GRPO step on the same ids.
 
     python benchmarks/gpu/train_step.py --model DIR [--gguf FILE] [--rows 256] [--tokens 32768 65536]
-                                        [--trl-rows 8 16 32 64] [--json FILE]
+                                        [--trl-rows 8 16 32 64] [--layers plain compiled] [--json FILE]
     python benchmarks/gpu/train_step.py --device cpu --tiny
 
 Both run GRPO's clipped loss over the same multi-turn rows: forward, backward, gradient clipping, AdamW (fused on CUDA).
-Ours runs in bfloat16 with float32 masters, packed; TRL in float32 weights under bfloat16 autocast (its mixed precision)
-and, besides, with bfloat16 weights and no masters. Each takes the fastest of the micro-batch sizes given; a size that
-does not fit is left out. Tokens are real ones, padding not counted. MFU counts the work that the batch needs and no
-more: 6 FLOPs per token and weight of the trunk, the projection onto the vocabulary at reply tokens only, causal
-attention; over --peak. Before anything is timed, the two gradients are compared. Without TRL ours runs alone.
+Ours runs in bfloat16 with float32 masters, packed, with its layers as they are and compiled (train.compile); TRL in
+float32 weights under bfloat16 autocast (its mixed precision) and, besides, with bfloat16 weights and no masters. Each
+takes the fastest of the micro-batch sizes given; a size that does not fit is left out. Tokens are real ones, padding
+not counted. MFU counts the work that the batch needs and no more: 6 FLOPs per token and weight of the trunk, the
+projection onto the vocabulary at reply tokens only, causal attention; over --peak. Before anything is timed, the two
+gradients are compared. Without TRL ours runs alone.
 """
 
 import argparse
@@ -32,6 +33,8 @@ from turnwise.config.schema import ModelConfig
 from turnwise.data.batch import Batch
 from turnwise.train.policy import load_model
 from turnwise.train.scoring import head_of, trunk_of
+
+PEERS = ("turnwise", "trl")
 
 
 def flops(model: Any, batch: Batch) -> float:
@@ -93,13 +96,21 @@ def measure(load: Callable[[], Any], options: argparse.Namespace, *, vocabulary:
     ours = step.flat_gradient()
     del step
     _clean(device)
-    found = fastest(
-        lambda tokens: our_step(load(), batch, tokens=tokens, device=device, dtype=dtype, packing=options.packing),
-        options.tokens,
-        runs=options.runs,
-        device=device,
-    )
-    rows.append(figures(f"turnwise {dtype}", *found))
+    for layers in options.layers:
+
+        def ours_with(tokens: int, layers: str = layers) -> Step:
+            return our_step(
+                load(),
+                batch,
+                tokens=tokens,
+                device=device,
+                dtype=dtype,
+                packing=options.packing,
+                compile=layers == "compiled",
+            )
+
+        found = fastest(ours_with, options.tokens, runs=options.runs, device=device)
+        rows.append(figures(f"turnwise {dtype}, layers {layers}", *found))
     result: dict[str, Any] = {
         "rows_in_batch": batch.num_rows,
         "tokens": batch.num_tokens,
@@ -141,7 +152,8 @@ def measure(load: Callable[[], Any], options: argparse.Namespace, *, vocabulary:
                 del step, theirs
                 _clean(device)
             rows.append(figures(name, *fastest(make, options.trl_rows, runs=options.runs, device=device)))
-    result["ratio"] = rows[0]["tokens_per_second"] / max(row["tokens_per_second"] for row in rows[1:])
+    speed = {kind: max(r["tokens_per_second"] for r in rows if r["engine"].startswith(kind)) for kind in PEERS}
+    result["ratio"] = speed["turnwise"] / speed["trl"]
     return result
 
 
@@ -186,12 +198,14 @@ def main() -> None:
     parser.add_argument("--seen", type=int, nargs=2, default=[30, 61], metavar=("LOW", "HIGH"))
     parser.add_argument("--tokens", type=int, nargs="+", default=[32768, 65536])
     parser.add_argument("--trl-rows", type=int, nargs="+", default=[8, 16, 32, 64])
+    parser.add_argument("--layers", choices=["plain", "compiled"], nargs="+", help="default: both on CUDA, else plain")
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--peak", type=float, help="TFLOP/s of the device; default: 989 (H100, H200) on CUDA")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     options.packing = {"auto": "auto", "true": True, "false": False}[options.packing]
     options.dtype = options.dtype or ("float32" if options.device == "cpu" else "bfloat16")
+    options.layers = options.layers or (["plain"] if options.device == "cpu" else ["plain", "compiled"])
     options.peak = options.peak or (None if options.device == "cpu" else 989.0)
     if options.tiny:
         options.rows, options.prompt, options.tokens, options.trl_rows, options.runs = 8, 12, [512], [4], 1
