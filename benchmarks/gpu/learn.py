@@ -26,12 +26,14 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+NO_CRITIC = ["algo.lam=1.0", "algo.value_clip=0.2", "train.critic_warmup=0"]
 ALGORITHMS = {
     "bi_level_gae": ["algo.name=bi_level_gae"],
     "ppo": ["algo.name=ppo"],
-    "grpo": ["algo.name=grpo", "algo.lam=1.0", "algo.value_clip=0.2", "train.critic_warmup=0"],
+    "grpo": ["algo.name=grpo", *NO_CRITIC],
+    "gigpo": ["algo.name=gigpo", *NO_CRITIC],
 }
-"""Token GAE is `ppo`. GRPO has neither lambda nor critic, so their settings go back to the defaults."""
+"""Token GAE is `ppo`. GRPO and GiGPO have neither lambda nor critic, so their settings go back to the defaults."""
 EVAL_SHARE, STOP_SECONDS = 0.15, 15.0
 TAIL, SAMPLES = 1500, 2
 
