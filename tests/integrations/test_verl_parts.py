@@ -17,7 +17,7 @@ from verl_parts import tiny_folder
 from turnwise.algos.algorithm import build_algorithm
 from turnwise.config.schema import Config, RolloutConfig
 from turnwise.data.batch import Batch, collate
-from turnwise.generate.base import GeneratorError, Sampling, Session
+from turnwise.generate.base import ContextOverflowError, GeneratorError, Sampling, Session
 from turnwise.integrations.verl.generator import ServerEngine, ServerGenerator
 from turnwise.integrations.verl.pace import Pace, PacedTrainingWorker, Pacer, check_paced
 from turnwise.integrations.verl.selection import broken_groups, rewards_on_tokens, step_metrics
@@ -133,6 +133,24 @@ def test_a_reply_that_ends_by_a_stop_string_at_its_limit() -> None:
     done = asyncio.run(_generator(client).generate(Session(key="a", seed=0), [1], sampling))
     assert done.finish_reason == "stop"
     assert client.asked[0][2]["stop"] == ["</b>"]
+
+
+def test_sglang_never_fills_a_contexts_last_place() -> None:
+    """verl's server cuts the limit there, and a reply that it ended would look like one that the model ended"""
+    client = _Client(_Answer([5, 5], [-1.0, -1.0]))
+    generator = _generator(client, "sglang")
+    done = asyncio.run(generator.generate(Session(key="a", seed=0), [1] * 17, Sampling(max_tokens=4)))
+    assert (generator.max_context, client.asked[0][2]["max_tokens"], done.finish_reason) == (19, 2, "length")
+    with pytest.raises(ContextOverflowError):
+        asyncio.run(generator.generate(Session(key="b", seed=0), [1] * 19, Sampling(max_tokens=4)))
+
+
+def test_sglang_gets_stop_strings_as_expressions() -> None:
+    client = _Client(_Answer([5, 2], [-1.0, -1.0]))
+    sampling = Sampling(max_tokens=4, stop=("</a>", "(?)"))
+    asyncio.run(_generator(client, "sglang").generate(Session(key="a", seed=0), [1], sampling))
+    assert client.asked[0][2]["stop_regex"] == ["</a>", r"\(\?\)"]
+    assert "stop" not in client.asked[0][2]
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from turnwise.config.store import ConfigStore
 from turnwise.envs.base import Env
 from turnwise.envs.simple_game import SimpleGameEnvironment
 from turnwise.integrations.verl import require
-from turnwise.integrations.verl.cluster import ClusterError, find_placement, start_ray
+from turnwise.integrations.verl.cluster import ClusterError, check_engine, find_placement, start_ray
 from turnwise.integrations.verl.custom import CustomEnvironmentDataset, EnvironmentRewardWrapper, _create_verl_config
 from turnwise.integrations.verl.pools import _default_resource_pool, _default_role_mapping, check_pool, check_roles
 from turnwise.integrations.verl.resolve import resolve
@@ -142,6 +142,28 @@ def test_a_missing_ray_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(require, "find_spec", lambda name: None if name == "ray" else there(name))
     with pytest.raises(require.VerlUnavailableError, match=r"needs ray.*pip install 'turnwise\[verl\]'"):
         train(tiny_config(tmp_path))
+
+
+def test_a_missing_engine_is_named_before_ray_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(require, "find_spec", lambda name: None if name == "sglang" else find_spec(name))
+    config = tiny_config(tmp_path, "verl={actor_rollout_ref.rollout.name: sglang}")
+    with pytest.raises(require.VerlUnavailableError, match=r"sglang is not installed here.*0\.5\.12.*name hf"):
+        train(config)
+    assert not (tmp_path / "runs").exists()
+    check_engine("sglang", address="head:6379")  # the cluster's nodes may have it
+
+
+def test_sglang_gets_a_tokenizer_for_stop_strings(tmp_path: Path) -> None:
+    """Its scheduler dies of a stop string where it has none, and verl gives it none by itself"""
+    sglang = (
+        "verl={actor_rollout_ref.rollout.name: sglang, actor_rollout_ref.rollout.engine_kwargs.sglang.page_size: 4}"
+    )
+    rollout = _verl_config(tmp_path, sglang, "rollout.slots=4").actor_rollout_ref.rollout
+    assert (rollout.name, rollout.skip_tokenizer_init) == ("sglang", True)
+    assert rollout.engine_kwargs.sglang.max_total_tokens == 4 * 768
+    assert (rollout.engine_kwargs.sglang.device, rollout.engine_kwargs.sglang.page_size) == ("cpu", 4)
+    rollout = _verl_config(tmp_path, sglang, "rollout.stop=['</answer>']").actor_rollout_ref.rollout
+    assert rollout.skip_tokenizer_init is False
 
 
 def test_the_seeds_config_is_taken(tmp_path: Path) -> None:

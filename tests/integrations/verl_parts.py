@@ -102,11 +102,13 @@ print("RUN", train(config, **options))
 """
 
 
-def train_apart(folder: Path, config: Config, *, seconds: int = SECONDS, **options: Any) -> Outcome:
+def train_apart(
+    folder: Path, config: Config, *, seconds: int = SECONDS, environment: dict[str, str] | None = None, **options: Any
+) -> Outcome:
     """`run.train` in a process of its own."""
     path = folder / "given.json"
     path.write_text(config.model_dump_json())
-    return run_python(TRAIN, str(path), json.dumps(options), seconds=seconds)
+    return run_python(TRAIN, str(path), json.dumps(options), seconds=seconds, environment=environment)
 
 
 def trained(folder: Path, config: Config, **options: Any) -> tuple[RunReader, Outcome]:

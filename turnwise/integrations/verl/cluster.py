@@ -6,7 +6,7 @@ from typing import Any
 from uuid import uuid4
 
 from turnwise.integrations.verl.hf_session import SESSION
-from turnwise.integrations.verl.require import PLUGIN, require_verl
+from turnwise.integrations.verl.require import PLUGIN, require_engine, require_verl
 from turnwise.integrations.verl.settings import Placement
 
 CONNECT_SECONDS = 10.0
@@ -110,6 +110,19 @@ def start_ray(placement: Placement, *, address: str | None = None) -> bool:
         ray.shutdown()
         raise
     return True
+
+
+def check_engine(engine: str, *, address: str | None = None) -> None:
+    """Returns where the run can have its engine, or where that is not known: the nodes of a running cluster may have
+    what this machine has not.
+
+    Raises:
+        VerlUnavailableError: Ray would be started on this machine, and the engine is not installed.
+    """
+    import ray
+
+    if address is None and not ray.is_initialized():
+        require_engine(engine)
 
 
 def _check_reachable(address: str) -> None:

@@ -1,6 +1,7 @@
 """verl's LLM servers as a Generator and as a BatchEngine: sampled ids and log-probs pass through untouched."""
 
 import asyncio
+import re
 from collections.abc import Sequence
 from typing import Any
 from uuid import uuid4
@@ -23,7 +24,8 @@ class ServerGenerator:
     ) -> None:
         self._client = client
         self._engine = engine
-        self._max_context = max_context
+        # verl's SGLang server never fills a context's last place
+        self._max_context = max_context - 1 if engine == "sglang" else max_context
         self._stop_ids = stop_ids
         self._tokenizer = tokenizer  # needed where replies end by stop strings
         self._sessions: dict[str, tuple[str, tuple[int, ...]]] = {}
@@ -94,7 +96,24 @@ class ServerGenerator:
             params |= {"repetition_penalty": 1.0, "logprobs": True, "stop_token_ids": sorted(self._stop_ids)}
         if self._engine == "vllm" and sampling.stop:  # it cuts the text, which nobody reads, never the ids
             params |= {"stop": list(sampling.stop), "skip_special_tokens": False}
+        if self._engine == "sglang" and sampling.stop:
+            params["stop_regex"] = [stop_pattern(string) for string in sampling.stop]
         return params
+
+
+def stop_pattern(string: str) -> str:
+    """A stop string as a regular expression for SGLang, which keeps the tokens of a match.
+
+    SGLang looks for a string in as many last tokens as its tokenizer would spell it with, and misses one that a model
+    spells otherwise; for an expression it reads a token per character that could match. A character may take as many
+    tokens as it has bytes, hence the optional rest.
+
+    Example:
+        >>> stop_pattern("</a>"), stop_pattern("<end?>"), stop_pattern(chr(0x20AC)).endswith(".{0,2}")
+        ('</a>', '<end\\\\?>', True)
+    """
+    spare = len(string.encode()) - len(string)
+    return re.escape(string) + (f".{{0,{spare}}}" if spare else "")
 
 
 class ServerEngine:

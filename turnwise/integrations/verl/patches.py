@@ -56,6 +56,21 @@ def patch_vllm_on_cpu(target: Any) -> None:
     target.dispatch_cpu_unquantized_gemm = dispatch
 
 
+def patch_sglang_on_cpu(target: Any) -> None:
+    """SGLang sends new weights as handles to memory of a GPU, and its serializer fails on tensors that are not there.
+    They are sent by value, from a process that need not share anything with the engine's. `target` is
+    sglang.srt.weight_sync.utils."""
+    import pickle
+
+    import sglang.srt.utils.patch_torch as handles
+
+    class ByValue:
+        serialize = staticmethod(pickle.dumps)
+
+    target.MultiprocessingSerializer = ByValue
+    handles.monkey_patch_torch_reductions = lambda: None
+
+
 def register_cpu_engines() -> None:
     """verl registers its FSDP engines for accelerators alone, and offloads a reference model into pinned memory, which
     needs one. The same engines, registered for the CPU, with nothing to offload."""

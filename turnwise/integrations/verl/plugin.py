@@ -4,6 +4,7 @@ The trainer costs a long import that only a driver needs, so it is registered wh
 """
 
 import importlib
+import os
 import sys
 from collections.abc import Callable
 from importlib.abc import MetaPathFinder
@@ -68,6 +69,8 @@ def install() -> None:
         patches.patch_process_group()
         patches.register_cpu_engines()
         after_import("vllm.model_executor.layers.utils", patches.patch_vllm_on_cpu)
+        os.environ.setdefault("SGLANG_USE_CPU_ENGINE", "1")  # SGLang reads it as soon as it is imported
+        after_import("sglang.srt.weight_sync.utils", patches.patch_sglang_on_cpu)
     patches.patch_value_head()
     losses.register()
     base._ROLLOUT_REGISTRY[("hf", "async")] = f"{_HF}.HFServerAdapter"

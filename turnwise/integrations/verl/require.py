@@ -10,6 +10,14 @@ PLUGIN = "turnwise.integrations.verl.plugin"
 """The module that VERL_USE_EXTERNAL_MODULES must name, so that every process of a run knows our parts."""
 
 
+ENGINES = {
+    "vllm": ("vllm", "vllm 0.24.0"),
+    "sglang": ("sglang", "sglang 0.5.12"),
+    "trtllm": ("tensorrt_llm", "tensorrt_llm"),
+}
+"""verl's rollout engines: the module that each needs, and the release that verl 0.9.1 was written against."""
+
+
 class VerlUnavailableError(ImportError):
     """verl cannot be used here. The message says what is missing and how to get it."""
 
@@ -33,6 +41,23 @@ def require_verl() -> None:
             "run: pip install 'turnwise[verl]'"
         ) from None
     check_version(found)
+
+
+def require_engine(name: str) -> None:
+    """Returns where the rollout engine is installed; one that verl has not is left to whoever registered it.
+
+    Raises:
+        VerlUnavailableError: it is missing, which would otherwise be found out in a worker, after minutes.
+
+    Example:
+        >>> require_engine("hf")
+    """
+    module, release = ENGINES.get(name, ("", ""))
+    if module and find_spec(module) is None:
+        raise VerlUnavailableError(
+            f"actor_rollout_ref.rollout.name is {name}, but the package {module} is not installed here; install it "
+            f"(verl {_dotted(OLDEST)} expects {release}), or name hf, which needs none"
+        )
 
 
 def check_version(found: str) -> None:

@@ -3,9 +3,10 @@
 from pathlib import Path
 
 from turnwise.config.schema import Config
-from turnwise.integrations.verl.cluster import find_placement, start_ray
+from turnwise.integrations.verl.cluster import check_engine, find_placement, start_ray
 from turnwise.integrations.verl.records import Recorder
 from turnwise.integrations.verl.require import require_verl
+from turnwise.integrations.verl.settings import engine_name
 
 
 def train(
@@ -25,13 +26,14 @@ def train(
         resume: a run directory of the verl backend to go on with, from verl's last checkpoint.
 
     Raises:
-        VerlUnavailableError: verl or Ray is missing, or of a version that was not checked.
+        VerlUnavailableError: verl, Ray or the engine is missing, or verl of a version that was not checked.
         ClusterError: the devices that were asked for are not there.
         UnsupportedError: verl cannot honour a setting.
         WorkerDiedError: a process of the run is gone.
     """
     require_verl()
     placement = find_placement(device=config.train.device, nodes=nodes, gpus=gpus, address=address)
+    check_engine(engine_name(config, device=placement.device), address=address)
     recorder = _recorder(config, resume)
     started = False
     try:

@@ -15,6 +15,8 @@ _KL_FORMS = {"k1": "kl", "k2": "mse", "k3": "low_var_kl"}
 _DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 _NEVER = 1_000_000_000
 _ROLLOUT_NAME = "actor_rollout_ref.rollout.name"
+ENGINES = ("vllm", "sglang", "hf")
+"""The rollout engines that were seen to work."""
 DEFAULT_CONTEXT = 4096
 """Tokens of a context where rollout.max_context is not set: verl must know before it loads a model."""
 
@@ -115,8 +117,8 @@ def refusals(config: Config, *, engine: str = "hf") -> list[str]:
         (
             "rollout.stop",
             config.rollout.stop,
-            bool(config.rollout.stop) and engine not in ("hf", "vllm"),
-            "that this engine keeps the tokens of a stop string was not checked; use hf or vllm, or drop the strings",
+            bool(config.rollout.stop) and engine not in ENGINES,
+            f"that this engine keeps the tokens of a stop string was not checked; use one of {', '.join(ENGINES)}",
         ),
         ("eval.after", config.eval.after, not config.eval.after and config.eval.every > 0, "verl validates at the end"),
     ]
@@ -285,6 +287,18 @@ def _rollout(config: Config, placement: Placement, *, engine: str) -> dict[str, 
             "actor_rollout_ref.rollout.enforce_eager": True,
             "actor_rollout_ref.rollout.enable_sleep_mode": False,
         }
+    if engine == "sglang":
+        # without a tokenizer its scheduler dies of a stop string
+        by_engine["actor_rollout_ref.rollout.skip_tokenizer_init"] = not rollout.stop
+    if cpu and engine == "sglang":
+        own = {
+            "device": "cpu",
+            "attention_backend": "torch_native",
+            "disable_cuda_graph": True,
+            "enable_memory_saver": False,
+            "max_total_tokens": rollout.slots * max_context(config),  # else half of the machine's memory is cache
+        }
+        by_engine |= {f"actor_rollout_ref.rollout.engine_kwargs.sglang.{key}": value for key, value in own.items()}
     return {
         **by_engine,
         _ROLLOUT_NAME: engine,

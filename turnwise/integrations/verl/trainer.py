@@ -114,9 +114,10 @@ class AgentTrainer(PacedTrainer):
 
     def init_workers(self) -> None:
         """Starts Ray and the TransferQueue where they are not running, then verl's workers and our rollout."""
-        from turnwise.integrations.verl.cluster import Placement, start_ray
+        from turnwise.integrations.verl.cluster import Placement, check_engine, start_ray
 
         trainer = self.config.trainer
+        check_engine(self.config.actor_rollout_ref.rollout.name)
         start_ray(Placement(nodes=trainer.nnodes, gpus=trainer.n_gpus_per_node, device=trainer.device))
         tq.init(self.config.transfer_queue)
         self._owns_queue = True

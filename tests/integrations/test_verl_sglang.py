@@ -1,0 +1,109 @@
+"""verl's own SGLang engine with our agent loop, without a GPU. Skipped where SGLang is not installed.
+
+SGLang 0.5.12, which verl 0.9.1 expects, runs on the CPU with layers in plain torch, and computes every token here. Two
+packages that it imports come as wheels for CUDA alone: the folder sglang_cpu holds stand-ins for sgl_kernel and
+torchvision, which can be imported and fail where they are called. It needs no other stand-in. Installed with
+`pip install --no-deps`, beside torch 2.13 and transformers 5.10.4, it further imports triton, soundfile, IPython and
+some pure Python packages.
+"""
+
+import json
+import os
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("verl")
+if find_spec("sglang") is None:  # imported in processes of their own alone, with the stand-ins
+    pytest.skip("sglang is not installed", allow_module_level=True)
+
+from verl_parts import ROOT, run_python, tiny_config, trained
+
+from turnwise.envs.registry import make_env
+from turnwise.generate.stops import StopChecker, end_ids
+from turnwise.integrations.verl.generator import stop_pattern
+from turnwise.rollout.plan import plan_rollout
+from turnwise.testing.tiny import tiny_tokenizer
+
+HERE = ROOT / "tests" / "integrations"
+ON_CPU = {
+    "PYTHONPATH": os.pathsep.join(map(str, [ROOT, HERE, HERE / "sglang_cpu"])),
+    "SGLANG_USE_CPU_ENGINE": "1",
+}
+LETTERS = "abcdefghijklm"  # a random model says one of them soon
+pytestmark = [pytest.mark.verl, pytest.mark.slow, pytest.mark.timeout(900)]
+
+
+def test_two_steps_with_sglang(tmp_path: Path) -> None:
+    """What SGLang sampled is what is trained on, and at step 2 it samples with the weights of step 1's update"""
+    config = tiny_config(
+        tmp_path,
+        "verl={actor_rollout_ref.rollout.name: sglang}",
+        f"rollout.stop=[{', '.join(LETTERS)}]",
+        "rollout.temperature=0.8",
+    )
+    run, outcome = trained(tmp_path, config, seconds=600, environment=ON_CPU)
+    tokenizer = tiny_tokenizer()
+    ends = StopChecker(tokenizer, ids=end_ids(tokenizer, None), strings=tuple(LETTERS))
+    rows = [row for row in run.metrics() if "rollout/reward" in row]
+    print(f"{outcome.seconds:.0f} s; largest gaps {[row['train/gap_max'] for row in rows]}")
+    assert len(rows) == 2
+    for row in rows:
+        assert row["training/rollout_actor_probs_pearson_corr"] > 0.999
+        assert row["train/gap_max"] < 1e-3
+        assert row["actor/grad_norm"] > 1e-3
+        assert row["rollout/failures"] == 0
+    assert rows[0]["actor/entropy"] != rows[1]["actor/entropy"]
+    for step, entry in enumerate(run.ledger()):
+        episodes = run.episodes(step)
+        assert entry.broken == 0
+        assert entry.sampled == entry.trained > 0
+        plans = plan_rollout(config, split="train", step=step, probes={"simple_game": make_env(config.env)})
+        assert [episode.task for episode in episodes] == [plan.task for plan in plans]
+        turns = [turn for episode in episodes for turn in episode.turns]
+        assert len(turns) == 12
+        assert all(len(turn.completion.logprobs) == len(turn.completion.ids) for turn in turns)
+        assert all(logprob < 0 for turn in turns for logprob in turn.completion.logprobs)
+        assert {turn.completion.policy_version for turn in turns} == {step}
+        for turn in turns:  # the token that completes a stop string is kept, and is the last
+            ids = turn.completion.ids
+            assert not any(ends.reached(ids[:length]) for length in range(1, len(ids)))
+            assert ends.reached(ids) == (turn.completion.finish_reason == "stop")
+            assert len(ids) == 8 or ends.reached(ids)
+        assert any(turn.completion.finish_reason == "stop" for turn in turns)
+
+
+STOPS = """
+import json, sys
+from sglang.srt.managers.schedule_batch import Req
+from sglang.srt.sampling.sampling_params import SamplingParams
+from turnwise.testing.tiny import tiny_tokenizer
+
+def ended_after(said, **options):
+    tokenizer = tiny_tokenizer()
+    ids = tokenizer.encode(said)  # a token per byte
+    tokenizer.add_tokens(["</answer>"])  # from here on one token spells it
+    params = SamplingParams(max_new_tokens=100, **options)
+    params.normalize(tokenizer)
+    request = Req("r", "", [1], params)
+    request.tokenizer = tokenizer
+    for token in ids:
+        request.output_ids.append(token)
+        if request._check_str_based_finish():
+            return tokenizer.decode(request.output_ids)
+
+print("ENDED", json.dumps([ended_after(said, **options) for said, options in json.loads(sys.argv[1])]))
+"""
+
+
+def test_a_stop_string_in_another_spelling() -> None:
+    """SGLang's own check, fed byte by byte a stop string that its tokenizer has a token for"""
+    cases = [
+        ("up</answer> and on", {"stop": ["</answer>"]}, None),  # missed: why strings are not sent as they are
+        ("up</answer> and on", {"stop_regex": [stop_pattern("</answer>")]}, "up</answer>"),
+        ("10 \u20ac\u20ac more", {"stop_regex": [stop_pattern("\u20ac\u20ac")]}, "10 \u20ac\u20ac"),
+    ]
+    outcome = run_python(STOPS, json.dumps([case[:2] for case in cases]), environment=ON_CPU)
+    assert outcome.code == 0, outcome.text[-2000:]
+    assert json.loads(outcome.text.split("ENDED ")[1]) == [case[2] for case in cases]
