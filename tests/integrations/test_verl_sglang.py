@@ -27,10 +27,8 @@ from turnwise.rollout.plan import plan_rollout
 from turnwise.testing.tiny import tiny_tokenizer
 
 HERE = ROOT / "tests" / "integrations"
-ON_CPU = {
-    "PYTHONPATH": os.pathsep.join(map(str, [ROOT, HERE, HERE / "sglang_cpu"])),
-    "SGLANG_USE_CPU_ENGINE": "1",
-}
+ON_CPU = {"PYTHONPATH": os.pathsep.join(map(str, [ROOT, HERE, HERE / "sglang_cpu"]))}
+SGLANG = "verl={actor_rollout_ref.rollout.name: sglang}"
 LETTERS = "abcdefghijklm"  # a random model says one of them soon
 pytestmark = [pytest.mark.verl, pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -39,7 +37,7 @@ def test_two_steps_with_sglang(tmp_path: Path) -> None:
     """What SGLang sampled is what is trained on, and at step 2 it samples with the weights of step 1's update"""
     config = tiny_config(
         tmp_path,
-        "verl={actor_rollout_ref.rollout.name: sglang}",
+        SGLANG,
         f"rollout.stop=[{', '.join(LETTERS)}]",
         "rollout.temperature=0.8",
     )
@@ -74,8 +72,31 @@ def test_two_steps_with_sglang(tmp_path: Path) -> None:
         assert any(turn.completion.finish_reason == "stop" for turn in turns)
 
 
+def test_two_servers_and_validation(tmp_path: Path) -> None:
+    config = tiny_config(tmp_path, SGLANG, "eval.before=true", "eval.after=true")
+    run, outcome = trained(tmp_path, config, seconds=600, environment=ON_CPU, gpus=2)
+    print(f"{outcome.seconds:.0f} s")
+    trained_on = [row for row in run.metrics() if "rollout/reward" in row]
+    assert [row["training/rollout_actor_probs_pearson_corr"] > 0.999 for row in trained_on] == [True, True]
+    assert [row["rollout/failures"] for row in trained_on] == [0, 0]
+    assert sum(row.get("eval/episodes") == 4 for row in run.metrics()) == 2
+
+
+def test_a_dead_scheduler_is_an_error_within_a_minute(tmp_path: Path) -> None:
+    """The process that computes dies; the server that talks to it goes on living for a while"""
+    path = tmp_path / "given.json"
+    path.write_text(tiny_config(tmp_path, SGLANG, "train.steps=500", "log.episodes_every=0").model_dump_json())
+    code = "import sys; from verl_killer import run; run(sys.argv[1], 'scheduler')"
+    outcome = run_python(code, str(path), environment=ON_CPU)
+    assert outcome.code == 0, outcome.text[-4000:]
+    report = json.loads(outcome.text.split("KILLED ")[1].splitlines()[0])
+    assert (report["error"], report["seconds"] < 60) == ("WorkerDiedError", True), report
+    assert "rollout server 0 died in step" in report["message"]
+
+
 STOPS = """
-import json, sys
+import json, os, sys
+os.environ["SGLANG_USE_CPU_ENGINE"] = "1"
 from sglang.srt.managers.schedule_batch import Req
 from sglang.srt.sampling.sampling_params import SamplingParams
 from turnwise.testing.tiny import tiny_tokenizer

@@ -1,11 +1,22 @@
 """Kills one process of a run in its second step and says how the driver took it."""
 
 import json
+import os
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 from turnwise.config.schema import Config
+
+
+def kill_scheduler(server: Any) -> None:
+    """Kills the process in which an SGLang server computes; the server itself lives on."""
+    import psutil
+    import ray
+
+    server_pid = ray.get(server.__ray_call__.remote(lambda _: os.getpid()))
+    next(child for child in psutil.Process(server_pid).children() if child.name() == "sglang::scheduler").kill()
 
 
 def run(path: str, victim: str) -> None:
@@ -33,7 +44,10 @@ def run(path: str, victim: str) -> None:
         while trainer.global_steps < 2:
             time.sleep(0.05)
         killed.append(time.monotonic())
-        ray.kill(victims[victim](), no_restart=True)
+        if victim == "scheduler":
+            kill_scheduler(victims["server"]())
+        else:
+            ray.kill(victims[victim](), no_restart=True)
 
     threading.Thread(target=kill, daemon=True).start()
     try:
