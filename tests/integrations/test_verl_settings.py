@@ -166,6 +166,15 @@ def test_sglang_gets_a_tokenizer_for_stop_strings(tmp_path: Path) -> None:
     assert rollout.skip_tokenizer_init is False
 
 
+def test_lora_reaches_verl(tmp_path: Path) -> None:
+    """verl's own config class takes no float for alpha"""
+    words = ("verl={actor_rollout_ref.rollout.name: sglang}", "model.lora.rank=4")
+    model = _verl_config(tmp_path, *words, "model.lora.alpha=8.0").actor_rollout_ref.model
+    assert (model.lora_rank, model.lora_alpha, type(model.lora_alpha), model.lora.merge) == (4, 8, int, True)
+    with pytest.raises(UnsupportedError, match=r"model\.lora\.alpha=0\.5: verl takes a whole number"):
+        _verl_config(tmp_path, *words, "model.lora.alpha=0.5")
+
+
 def test_the_seeds_config_is_taken(tmp_path: Path) -> None:
     from omegaconf import OmegaConf
 

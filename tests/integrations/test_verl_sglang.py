@@ -82,6 +82,17 @@ def test_two_servers_and_validation(tmp_path: Path) -> None:
     assert sum(row.get("eval/episodes") == 4 for row in run.metrics()) == 2
 
 
+def test_lora(tmp_path: Path) -> None:
+    """verl adds the adapter to the weights and sends them in bfloat16, so log-probs differ more than otherwise"""
+    config = tiny_config(tmp_path, SGLANG, "model.lora.rank=4", "model.lora.alpha=8", "train.lr=1e-2")
+    run, outcome = trained(tmp_path, config, seconds=600, environment=ON_CPU)
+    rows = [row for row in run.metrics() if "rollout/reward" in row]
+    print(f"{outcome.seconds:.0f} s; largest gaps {[row['train/gap_max'] for row in rows]}")
+    assert [row["training/rollout_actor_probs_pearson_corr"] > 0.999 for row in rows] == [True, True]
+    assert [row["actor/grad_norm"] > 1e-3 for row in rows] == [True, True]
+    assert [row["rollout/failures"] for row in rows] == [0, 0]
+
+
 def test_a_dead_scheduler_is_an_error_within_a_minute(tmp_path: Path) -> None:
     """The process that computes dies; the server that talks to it goes on living for a while"""
     path = tmp_path / "given.json"

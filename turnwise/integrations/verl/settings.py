@@ -85,6 +85,12 @@ def refusals(config: Config, *, engine: str = "hf") -> list[str]:
             "the hf engine takes whole weights; use vllm or sglang",
         ),
         (
+            "model.lora.alpha",
+            model.lora.alpha,
+            model.lora.rank > 0 and model.lora.alpha % 1 != 0,
+            "verl takes a whole number; round it",
+        ),
+        (
             "algo.kl_target",
             algo.kl_target,
             algo.kl_target is not None and in_loss and algorithm.reduction == "token_sum_norm",
@@ -242,7 +248,7 @@ def _model(
         targets = model.lora.target_modules
         settings |= {
             "actor_rollout_ref.model.lora_rank": model.lora.rank,
-            "actor_rollout_ref.model.lora_alpha": model.lora.alpha,
+            "actor_rollout_ref.model.lora_alpha": int(model.lora.alpha),
             "actor_rollout_ref.model.target_modules": targets if isinstance(targets, str) else list(targets),
         }
     return settings
@@ -299,6 +305,8 @@ def _rollout(config: Config, placement: Placement, *, engine: str) -> dict[str, 
             "max_total_tokens": rollout.slots * max_context(config),  # else half of the machine's memory is cache
         }
         by_engine |= {f"actor_rollout_ref.rollout.engine_kwargs.sglang.{key}": value for key, value in own.items()}
+        # its adapters need pinned memory, which only an accelerator has: verl adds them to the weights that it sends
+        by_engine["actor_rollout_ref.model.lora.merge"] = config.model.lora.rank > 0
     return {
         **by_engine,
         _ROLLOUT_NAME: engine,
