@@ -1,12 +1,14 @@
 """The block engine on the CPU: the logic of slots, packing, refill and stops, without the kernels."""
 
 import asyncio
+import time
 
 import pytest
 import torch
 
 from turnwise.generate.base import GeneratorError, Sampling, Session
 from turnwise.generate.blocks.fused import FusedModel
+from turnwise.generate.blocks.launched import Launched
 from turnwise.generate.blocks.prefill import PREFILL_BLOCK, Prefill, pack, size_for
 from turnwise.generate.hf import HFGenerator
 from turnwise.testing.tiny import tiny_model, tiny_tokenizer
@@ -93,6 +95,64 @@ def test_finished_slots_are_refilled_and_everything_is_released() -> None:
     assert generator.open_sessions == ()
     assert generator.stats.completions == 18
     assert generator._blocks.num_live == 0
+
+
+class Late:
+    """A block on a device that runs beside the host, and takes its time."""
+
+    def __init__(self, block: Launched, *, seconds: float) -> None:
+        self._block = block
+        self._end = time.perf_counter() + seconds
+        self.seconds = (0.0, seconds)
+
+    @property
+    def done(self) -> bool:
+        return time.perf_counter() >= self._end
+
+    @property
+    def ending(self) -> bool:
+        return time.perf_counter() >= self._end - 0.002
+
+    def tokens(self):
+        assert self.done, "it was read while it ran: the host stood still"
+        return self._block.tokens()
+
+
+def test_a_slow_device_is_kept_busy_and_holds_nobody_up() -> None:
+    expected_of, generator = make(), make()
+    launch, launched = generator._blocks.engine.launch, []
+
+    def late(**arguments) -> Late:
+        # On time: the one before has not ended, or there was nothing that could have been launched.
+        on_time = not launched or not launched[-1].done or len(arguments["starts"]) == generator._blocks.num_live
+        launched.append(Late(launch(**arguments), seconds=0.02))
+        launched[-1].on_time = on_time
+        return launched[-1]
+
+    generator._blocks.engine.launch = late
+    rounds = 0
+
+    async def others() -> None:
+        nonlocal rounds
+        while True:
+            rounds += 1
+            await asyncio.sleep(0.001)
+
+    async def run(generator: HFGenerator) -> list[list[Completion]]:
+        beside = asyncio.create_task(others())
+        sampling = Sampling(max_tokens=23)
+        said = await asyncio.gather(*(talk(generator, name, turns=3, sampling=sampling) for name in range(5)))
+        beside.cancel()
+        return said
+
+    expected = asyncio.run(run(expected_of))
+    assert len({len(reply.ids) for replies in expected for reply in replies}) > 1  # they end at different moments
+    rounds = 0
+    said = asyncio.run(run(generator))
+    assert [[reply.ids for reply in replies] for replies in said] == [[r.ids for r in replies] for replies in expected]
+    assert len(launched) > 10
+    assert rounds > 2 * len(launched)  # others had their turn several times while a block ran
+    assert sum(block.on_time for block in launched) >= 0.6 * len(launched)
 
 
 def test_stop_strings_and_extra_stop_ids_cut_inside_a_block() -> None:

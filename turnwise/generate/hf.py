@@ -25,8 +25,11 @@ from turnwise.generate.stops import StopChecker, end_ids
 from turnwise.generate.support import unsupported, vocab_size
 from turnwise.types import Completion
 
-ANSWERS_PER_BLOCK = 8
-"""A block hands out at most this fraction (1/n) of the slots' completions, 32 at least."""
+ANSWERS = 8
+"""Completions that are handed out at once; what follows from them is the host's work, which the device may need to
+interrupt."""
+POLL_SECONDS = 0.0003
+"""How often a running block is looked at while nobody has anything to do on the host."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -255,13 +258,14 @@ class HFGenerator:
         """Runs passes until nobody waits, letting every other task have its turn between two of them."""
         if self._idle_since is not None:
             self.stats.idle_seconds += time.perf_counter() - self._idle_since
+        blocks = self._blocks
         try:
-            while self._scheduler.busy or self._answers or (self._blocks is not None and self._blocks.running):
-                if self._blocks is None:
+            while self._scheduler.busy or self._answers or (blocks is not None and blocks.running):
+                if blocks is None:
                     self._step()
+                    await asyncio.sleep(0)
                 else:
-                    self._step_block(self._blocks)
-                await asyncio.sleep(0)
+                    await self._run_block(blocks)
         except BaseException as error:
             for request in list(self._requests.values()):
                 self._fail(request, GeneratorError(f"generation stopped: {error!r}"))
@@ -287,21 +291,34 @@ class HFGenerator:
             self.stats.decode_rows += len(batch)
             self.stats.decode_seconds += time.perf_counter() - start
 
-    def _step_block(self, blocks: BlockDriver) -> None:
-        """Launches one block and takes the tokens of the one before."""
-        self.stats.evictions += self._scheduler.admit()
-        fresh = [state for state in self._scheduler.running if state.at < len(state.spans)]
-        given = sum(len(state.ids) - state.cached for state in fresh)
-        shared, decoded = blocks.shared_tokens, blocks.decode_steps
-        # Half a block at a time: a slot that ends waits for the end of this one and for the next. While slots fill up,
-        # at a rollout's start above all, even less, so that those who come next begin sooner.
-        filling = bool(fresh) and 4 * (blocks.num_live + len(fresh)) < 3 * blocks.engine.slots
-        steps = max(1, blocks.engine.steps // (8 if filling else 2))
-        engine = blocks.engine
-        spent = (engine.prefill_seconds, engine.decode_seconds)
+    async def _run_block(self, blocks: BlockDriver) -> None:
+        """Launches one block and takes the tokens of the one before. All the while completions are handed out, and the
+        host works on their environments and templates, but never so long that the device has nothing to do."""
+        before = blocks.running
+        self._on_device(blocks, lambda: self._launch(blocks))
+        if before:
+            while not blocks.ready:
+                if self._answers:
+                    await self._hand_out()
+                else:  # not a moment's sleep would keep the interpreter from threads that play environments
+                    await asyncio.sleep(POLL_SECONDS)
+            self._on_device(blocks, lambda: self._take(blocks))
+        await self._hand_out()
+        while self._answers and not blocks.ending:
+            await self._hand_out()
+
+    async def _hand_out(self) -> None:
+        """Answers a few requests, and lets every other task have its turn."""
+        for _ in range(min(ANSWERS, len(self._answers))):
+            future, completion = self._answers.popleft()
+            if not future.done():
+                future.set_result(completion)
+        await asyncio.sleep(0)
+
+    def _on_device(self, blocks: BlockDriver, call: Callable[[], None]) -> None:
         try:
             with inference(self._model):
-                outcomes = blocks.step([self._requests[state.key] for state in fresh], steps=steps)
+                call()
         except Exception as error:  # whatever a model raises, nothing that was running can be trusted
             failure = GeneratorError(f"the model failed on a block: {error!r}")
             failure.__cause__ = error
@@ -311,23 +328,31 @@ class HFGenerator:
                 self._fail(request, failure)
             for state in self._sessions.values():
                 self._scheduler.evict(state)
-            return
+
+    def _launch(self, blocks: BlockDriver) -> None:
+        self.stats.evictions += self._scheduler.admit()
+        fresh = [state for state in self._scheduler.running if state.at < len(state.spans)]
+        given = sum(len(state.ids) - state.cached for state in fresh)
+        shared, decoded = blocks.shared_tokens, blocks.decode_steps
+        # Half a block at a time: a slot that ends waits for the end of this one and for the next. While slots fill up,
+        # at a rollout's start above all, even less, so that those who come next begin sooner.
+        filling = bool(fresh) and 4 * (blocks.num_live + len(fresh)) < 3 * blocks.engine.slots
+        steps = max(1, blocks.engine.steps // (8 if filling else 2))
+        blocks.launch([self._requests[state.key] for state in fresh], steps=steps)
         shared = blocks.shared_tokens - shared
         self.stats.shared_tokens += shared
         self.stats.prefilled_tokens += given - shared
         self.stats.decode_steps += blocks.decode_steps - decoded
         self.stats.prefill_steps += bool(fresh)
+
+    def _take(self, blocks: BlockDriver) -> None:
+        spent = (blocks.prefill_seconds, blocks.decode_seconds)
+        outcomes = blocks.read()
         self.stats.decode_rows += sum(len(outcome.ids) for outcome in outcomes)
-        self.stats.prefill_seconds += engine.prefill_seconds - spent[0]
-        self.stats.decode_seconds += engine.decode_seconds - spent[1]
+        self.stats.prefill_seconds += blocks.prefill_seconds - spent[0]
+        self.stats.decode_seconds += blocks.decode_seconds - spent[1]
         for outcome in outcomes:
             self._accept_block(blocks, self._requests[outcome.request.state.key], outcome)
-        # Answering a few at a time lets the device run the first ones' next turns while the host still works on the
-        # others' environments and templates.
-        for _ in range(min(max(32, blocks.engine.slots // ANSWERS_PER_BLOCK), len(self._answers))):
-            future, completion = self._answers.popleft()
-            if not future.done():
-                future.set_result(completion)
 
     def _accept_block(self, blocks: BlockDriver, request: _Request, outcome: Outcome) -> None:
         """Adds the tokens of a block, and answers the request if they end it. What was drawn past the end of a

@@ -1,12 +1,14 @@
 """Plans blocks for the requests of a generator, and hands out the tokens of the blocks that ran."""
 
+from collections import deque
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 
-from turnwise.generate.blocks.engine import BlockEngine, Copy, Launched, Start
+from turnwise.generate.blocks.engine import BlockEngine, Copy, Start
+from turnwise.generate.blocks.launched import Launched
 from turnwise.generate.blocks.prefill import Prefill
 from turnwise.generate.scheduler import SessionState, Span
 
@@ -40,7 +42,7 @@ class Outcome:
 
 
 class BlockDriver:
-    """Keeps one block running ahead: the tokens of a block are read while the next one runs.
+    """Keeps one block running ahead: a block is launched before the one that runs has been read.
 
     A request ends by itself when the device stops it, or by `leave` when nobody waits for it any more; its slot is then
     put to rest with the next block, and what the running block still draws for it is ignored. Between two blocks the
@@ -55,13 +57,17 @@ class BlockDriver:
         self.shared_tokens = 0
         """Ids whose states were copied instead of computed."""
         self.decode_steps = 0
+        self.prefill_seconds = 0.0
+        """What the device spent on prompts, copies included, in the blocks that were read."""
+        self.decode_seconds = 0.0
         self._stop_ids = np.array(sorted(stop_ids), dtype=np.int64)
         self._live: dict[int, Request] = {}
         self._watched: set[int] = set()
         """Slots of requests that something may end which only the host can see: read out block by block."""
         self._truncated: dict[int, tuple[int, float]] = {}
         self._rests: list[int] = []
-        self._running: Launched | None = None
+        self._unread: deque[tuple[int, Launched]] = deque()
+        """The blocks that were launched and not read yet, by number."""
         self._number = 0
         # By slot: the first block of its request (far ahead where there is none), its limit, and what was drawn for it.
         self._since = np.full(engine.slots, _NEVER, dtype=np.int64)
@@ -75,40 +81,86 @@ class BlockDriver:
     @property
     def running(self) -> bool:
         """True while a block's tokens are still to be read."""
-        return self._running is not None
+        return bool(self._unread)
+
+    @property
+    def ready(self) -> bool:
+        """Whether `read` would not have to wait."""
+        return not self._unread or self._unread[0][1].done
+
+    @property
+    def ending(self) -> bool:
+        """Whether the device is about to have nothing to do, so that the next block should be launched now."""
+        return not self._unread or self._unread[-1][1].ending
 
     @property
     def num_live(self) -> int:
         return len(self._live)
 
-    def step(self, waiting: Sequence[Request], *, steps: int | None = None) -> list[Outcome]:
-        """Launches the next block, with `waiting` requests beginning in it, and returns the tokens of the one before:
-        of requests that ended, and of those that only the host can end.
+    def launch(self, waiting: Sequence[Request], *, steps: int | None = None) -> None:
+        """Launches the next block, if anybody is to have tokens, with `waiting` requests beginning in it.
 
         Requests that have sessions in slots are given once, when they begin.
         """
         starts = [self._begin(request) for request in waiting]
         prefills, copies = self._prefills([request.state for request in waiting])
-        before = self._running
-        self._running = None
-        if self._live:
-            rests, self._rests = self._rests, []
-            # What was drawn is known up to the last block that was read, so this never asks for too few.
-            most = int((self._limit - self._drawn)[self._since < _NEVER].max()) - 1
-            if steps is None or most <= self.engine.steps:  # short replies are over in one block
-                steps = self.engine.steps
-            steps = max(1, min(steps, most))
-            self._running = self.engine.launch(
-                starts=starts,
-                prefills=prefills,
-                copies=copies,
-                rests=rests,
-                truncation=self._truncated,
-                steps=steps,
+        if not self._live:
+            return
+        rests, self._rests = self._rests, []
+        # What was drawn is known up to the last block that was read, so this never asks for too few.
+        most = int((self._limit - self._drawn)[self._since < _NEVER].max()) - 1
+        if steps is None or most <= self.engine.steps:  # short replies are over in one block
+            steps = self.engine.steps
+        steps = max(1, min(steps, most))
+        launched = self.engine.launch(
+            starts=starts,
+            prefills=prefills,
+            copies=copies,
+            rests=rests,
+            truncation=self._truncated,
+            steps=steps,
+        )
+        self._unread.append((self._number, launched))
+        self._number += 1
+        self.decode_steps += steps
+
+    def read(self) -> list[Outcome]:
+        """The tokens of the oldest block that was not read yet, once it ran: of requests that ended, and of those that
+        only the host can end."""
+        if not self._unread:
+            return []
+        number, launched = self._unread.popleft()
+        ids, logprobs = launched.tokens()
+        prefilling, decoding = launched.seconds
+        self.prefill_seconds += prefilling
+        self.decode_seconds += decoding
+        # In a block that was launched since, a slot may have a new request already.
+        present = (ids >= 0) & (self._since <= number)
+        steps, slots = present.nonzero()
+        at = (self._drawn + np.cumsum(present, axis=0) - 1)[steps, slots]
+        self._ids[slots, at] = ids[steps, slots]
+        self._logprobs[slots, at] = logprobs[steps, slots]
+        counts = present.sum(0)
+        self._drawn += counts
+        broken = np.any(present & ~np.isfinite(logprobs), axis=0)
+        ended = (counts > 0) & ((self._drawn >= self._limit) | np.any(present & np.isin(ids, self._stop_ids), axis=0))
+        over: list[int] = (ended | broken).nonzero()[0].tolist()
+        watched = [slot for slot in self._watched if counts[slot] and not ended[slot] and not broken[slot]]
+        outcomes: list[Outcome] = []
+        for slot in (*over, *watched):
+            first, last = int(self._given[slot]), int(self._drawn[slot])
+            self._given[slot] = last
+            outcomes.append(
+                Outcome(
+                    request=self._live[slot],
+                    ids=self._ids[slot, first:last].tolist(),
+                    logprobs=self._logprobs[slot, first:last].tolist(),
+                    broken=bool(broken[slot]),
+                )
             )
-            self._number += 1
-            self.decode_steps += steps
-        return [] if before is None else self._read(before)
+            if ended[slot] and not broken[slot]:
+                self._forget(slot)  # the device put it to rest by itself
+        return outcomes
 
     def leave(self, request: Request) -> None:
         """Notes that nobody waits for a request any more, if it is still running."""
@@ -143,7 +195,7 @@ class BlockDriver:
         found = list(self._live.values())
         for slot in list(self._live):
             self._forget(slot)
-        self._running = None
+        self._unread.clear()
         self._rests = []
         self._opening = None
         return found
@@ -191,37 +243,6 @@ class BlockDriver:
             return None
         state, slot, ids = self._opening
         return self._opening if state.slot == slot and state.cached >= len(ids) else None
-
-    def _read(self, launched: Launched) -> list[Outcome]:
-        ids, logprobs = launched.tokens()
-        # A block is read after the next one was launched, in which a slot may have a new request already.
-        reading = self._number - 2 if self._running is not None else self._number - 1
-        present = (ids >= 0) & (self._since <= reading)
-        steps, slots = present.nonzero()
-        at = (self._drawn + np.cumsum(present, axis=0) - 1)[steps, slots]
-        self._ids[slots, at] = ids[steps, slots]
-        self._logprobs[slots, at] = logprobs[steps, slots]
-        counts = present.sum(0)
-        self._drawn += counts
-        broken = np.any(present & ~np.isfinite(logprobs), axis=0)
-        ended = (counts > 0) & ((self._drawn >= self._limit) | np.any(present & np.isin(ids, self._stop_ids), axis=0))
-        over: list[int] = (ended | broken).nonzero()[0].tolist()
-        watched = [slot for slot in self._watched if counts[slot] and not ended[slot] and not broken[slot]]
-        outcomes: list[Outcome] = []
-        for slot in (*over, *watched):
-            first, last = int(self._given[slot]), int(self._drawn[slot])
-            self._given[slot] = last
-            outcomes.append(
-                Outcome(
-                    request=self._live[slot],
-                    ids=self._ids[slot, first:last].tolist(),
-                    logprobs=self._logprobs[slot, first:last].tolist(),
-                    broken=bool(broken[slot]),
-                )
-            )
-            if ended[slot] and not broken[slot]:
-                self._forget(slot)  # the device put it to rest by itself
-        return outcomes
 
 
 def _common(ids: tuple[int, ...], opening: tuple[int, ...]) -> int:

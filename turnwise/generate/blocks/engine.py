@@ -6,12 +6,10 @@ compiled where that works; prefills are captured per size. On other devices ever
 """
 
 import logging
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
@@ -20,6 +18,7 @@ from turnwise.generate.attention import attention_configs, routed
 from turnwise.generate.blocks import ops
 from turnwise.generate.blocks.cache import ATTENTION, Active, PackedCache, View, indices, pinned
 from turnwise.generate.blocks.fused import FusedModel
+from turnwise.generate.blocks.launched import Launched, Mark, Marks
 from turnwise.generate.blocks.ops import SlotState
 from turnwise.generate.blocks.prefill import PREFILL_SIZES, Prefill, PrefillBuffers, pack, size_for
 from turnwise.generate.sampling import truncate
@@ -78,9 +77,6 @@ class BlockEngine:
         self._stop_ids = [token for token in stop_ids if 0 <= token < vocab]
         self._configs = attention_configs(model)
         self._softcap = self._configs[0]._attn_implementation != "sdpa"
-        self.prefill_seconds = 0.0
-        """What the device spent on prompts, copies included, in the blocks that were read."""
-        self.decode_seconds = 0.0
         self._fused = FusedModel.of(model, length=length)
         self._half = 0
         self._cache: PackedCache | None = None
@@ -117,7 +113,7 @@ class BlockEngine:
         rests: Sequence[int] = (),
         truncation: dict[int, tuple[int, float]] | None = None,
         steps: int | None = None,
-    ) -> "Launched":
+    ) -> Launched:
         """Launches one block: slots in `rests` stop, states are copied, prompts are prefilled in order, then so many
         steps are decoded. Nothing here waits for the device.
 
@@ -125,7 +121,7 @@ class BlockEngine:
             truncation: top-k and top-p of the slots that have any; they take the step apart, which is slower.
         """
         state = self._ready()
-        began = self._mark()
+        began = Mark.now(self.device)
         steps = self.steps if steps is None else min(steps, self.steps)
         # Two blocks' tokens are kept: the one that runs, and the one before, which is being read.
         first = self._half * (self.steps + 1)
@@ -151,17 +147,15 @@ class BlockEngine:
         )
         state.cursor.add_(1)
         decode = self._decode_step()
-        prefilled = self._mark()
-        for _ in range(steps):
+        prefilled = Mark.now(self.device)
+        nearly = prefilled
+        for step in range(steps):
+            if step == steps - 1:
+                nearly = Mark.now(self.device)
             decode()
-        return Launched(self, first=first, num=steps + 1, marks=(began, prefilled, self._mark()))
-
-    def _mark(self) -> "_Mark":
-        event: torch.cuda.Event | None = None
-        if self.device.type == "cuda":
-            event = torch.cuda.Event(enable_timing=True)
-            event.record()
-        return _Mark(event=event, time=time.perf_counter())
+        marks = Marks(began=began, prefilled=prefilled, nearly=nearly, ended=Mark.now(self.device))
+        rows = slice(first, first + steps + 1)
+        return Launched(state.out_ids[rows], state.out_logprobs[rows], marks=marks)
 
     def _copy(self, copies: Sequence[Copy]) -> None:
         if copies:
@@ -354,53 +348,3 @@ def _mutable(state: SlotState) -> list[Tensor]:
         state.out_logprobs,
         state.cursor,
     ]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Mark:
-    """A moment on the device's clock, or on the host's where the device has none."""
-
-    event: torch.cuda.Event | None
-    time: float
-
-    def seconds_to(self, later: "_Mark") -> float:
-        if self.event is None or later.event is None:
-            return later.time - self.time
-        return self.event.elapsed_time(later.event) / 1e3
-
-
-class Launched:
-    """A block that runs, or ran. `tokens` waits for it."""
-
-    def __init__(
-        self,
-        engine: BlockEngine,
-        *,
-        first: int,
-        num: int,
-        marks: "tuple[_Mark, _Mark, _Mark]",
-    ) -> None:
-        state = engine.state
-        assert state is not None
-        self._engine = engine
-        self._marks = marks
-        self._event: torch.cuda.Event | None = None
-        ids, logprobs = state.out_ids[first : first + num], state.out_logprobs[first : first + num]
-        if engine.device.type == "cuda":
-            self._ids = torch.empty(ids.shape, dtype=ids.dtype, pin_memory=True)
-            self._logprobs = torch.empty(logprobs.shape, pin_memory=True)
-            self._ids.copy_(ids, non_blocking=True)
-            self._logprobs.copy_(logprobs, non_blocking=True)
-            self._event = torch.cuda.Event()
-            self._event.record()
-        else:
-            self._ids, self._logprobs = ids.clone(), logprobs.clone()
-
-    def tokens(self) -> tuple["np.ndarray[Any, Any]", "np.ndarray[Any, Any]"]:
-        """(ids [steps + 1, slots] with -1 where none was drawn, log-probs): the prefill's draws, then the steps'."""
-        if self._event is not None:
-            self._event.synchronize()
-        began, prefilled, ended = self._marks
-        self._engine.prefill_seconds += began.seconds_to(prefilled)
-        self._engine.decode_seconds += prefilled.seconds_to(ended)
-        return self._ids.numpy(), self._logprobs.numpy()

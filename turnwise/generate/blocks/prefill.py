@@ -11,7 +11,13 @@ from turnwise.generate.blocks.cache import View, pinned
 
 PREFILL_BLOCK = 16
 """Prompts are padded to blocks of so many tokens; a block belongs to one slot."""
-PREFILL_SIZES = (256, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192, 16384)
+PREFILL_SIZES = (
+    *range(256, 1024, 256),
+    *range(1024, 4096, 512),
+    *range(4096, 8192, 1024),
+    *range(8192, 16384 + 1, 2048),
+)
+"""Sizes of passes. A pass runs in the next larger one: at most a fifth of it is for nothing, above 2048 tokens."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
