@@ -1,0 +1,211 @@
+"""How requests are run: pass by pass over slots, or in blocks that stay on the device."""
+
+import asyncio
+import math
+import time
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from transformers import PreTrainedModel
+
+from turnwise.generate.base import GeneratorError
+from turnwise.generate.blocks.driver import BlockDriver, Outcome
+from turnwise.generate.passes import Drawn, Passes, inference
+from turnwise.generate.requests import Request, Requests
+from turnwise.generate.scheduler import SessionState
+
+ANSWERS = 8
+"""Completions that are handed out at once: what follows from them is the host's work, and the device must not have to
+wait for the end of it."""
+POLL_SECONDS = 0.0003
+"""How often a running block is looked at while the host has nothing to do."""
+
+
+class Runner(Protocol):
+    """Runs what the scheduler has to run."""
+
+    @property
+    def busy(self) -> bool:
+        """True while there is anything to run, to read or to hand out."""
+        ...
+
+    async def run(self) -> None:
+        """Takes everything one step further, and lets every other task have its turn."""
+        ...
+
+
+class PassRunner:
+    """One pass of the model at a time: a prefill where somebody has ids to read, else one token of everybody."""
+
+    def __init__(self, model: PreTrainedModel, passes: Passes, requests: Requests) -> None:
+        self._model = model
+        self._passes = passes
+        self._requests = requests
+        self._scheduler = requests.scheduler
+
+    @property
+    def busy(self) -> bool:
+        return self._scheduler.busy
+
+    async def run(self) -> None:
+        stats = self._requests.stats
+        stats.evictions += self._scheduler.admit()
+        batch, size = self._scheduler.next_prefill()
+        start = time.perf_counter()
+        if batch:
+            rows = self._scheduler.prefill_rows(size)
+            self._count_prefill(batch)
+            self._pass(batch, lambda: self._passes.prefill(batch, size=size, num_rows=rows))
+            stats.prefill_steps += 1
+            stats.prefill_seconds += time.perf_counter() - start
+        elif batch := self._scheduler.next_decode():
+            stats.replayed_tokens += sum(state.at < state.num_old_spans for state in batch)
+            self._pass(batch, lambda: self._passes.decode(batch))
+            stats.decode_steps += 1
+            stats.decode_rows += len(batch)
+            stats.decode_seconds += time.perf_counter() - start
+        self._requests.hand_out()
+        await asyncio.sleep(0)
+
+    def _count_prefill(self, batch: Sequence[SessionState]) -> None:
+        stats = self._requests.stats
+        for state in batch:
+            span = state.spans[state.at]
+            stats.prefilled_tokens += span.end - span.start
+            if state.at < state.num_old_spans:
+                stats.replayed_tokens += span.end - span.start
+
+    def _pass(self, batch: Sequence[SessionState], call: Callable[[], Drawn]) -> None:
+        try:
+            with inference(self._model):
+                ids, logprobs = call()
+        except Exception as error:  # whatever a model raises, only the sessions of this pass are concerned
+            for state in batch:
+                failure = GeneratorError(f"the model failed on a pass of {len(batch)} sessions: {error!r}")
+                failure.__cause__ = error
+                self._requests.fail(self._requests.open[state.key], failure)
+            return
+        for state, token, logprob in zip(batch, ids, logprobs, strict=True):
+            if state.advance():
+                self._accept(self._requests.open[state.key], token, logprob)
+
+    def _accept(self, request: Request, token: int, logprob: float) -> None:
+        """Adds a sampled token, and answers the request if it was the last."""
+        state = request.state
+        if not math.isfinite(logprob):
+            if state.slot is not None:
+                self._passes.clear_row(state.slot)
+            self._requests.fail(request, not_finite(state))
+            return
+        state.append(token, logprob)
+        self._requests.stats.decoded_tokens += 1
+        stopped = request.stops.reached(state.ids[request.start :])
+        if not stopped and len(state.logprobs) < request.limit:
+            state.decode_last()
+            return
+        self._requests.answer(request, stopped=stopped)
+
+
+class BlockRunner:
+    """Blocks of steps on the device. Completions are handed out all the while, and the host works on their
+    environments and templates, but never so long that the device has nothing to do."""
+
+    def __init__(self, model: PreTrainedModel, blocks: BlockDriver, requests: Requests) -> None:
+        self._model = model
+        self._blocks = blocks
+        self._requests = requests
+        self._scheduler = requests.scheduler
+        requests.leave = blocks.leave
+
+    @property
+    def busy(self) -> bool:
+        return self._scheduler.busy or bool(self._requests.answers) or self._blocks.running
+
+    async def run(self) -> None:
+        """Launches one block and takes the tokens of the one before."""
+        before = self._blocks.running
+        self._on_device(self._launch)
+        if before:
+            while not self._blocks.ready:
+                if self._requests.answers:
+                    await self._hand_out()
+                else:  # a loop without a moment's sleep would keep the interpreter from threads that play environments
+                    await asyncio.sleep(POLL_SECONDS)
+            self._on_device(self._take)
+        await self._hand_out()
+        while self._requests.answers and not self._blocks.ending:
+            await self._hand_out()
+
+    async def _hand_out(self) -> None:
+        self._requests.hand_out(ANSWERS)
+        await asyncio.sleep(0)
+
+    def _on_device(self, call: Callable[[], None]) -> None:
+        try:
+            with inference(self._model):
+                call()
+        except Exception as error:  # whatever a model raises, nothing that was running can be trusted
+            failure = GeneratorError(f"the model failed on a block: {error!r}")
+            failure.__cause__ = error
+            self._blocks.reset()
+            self._blocks.engine.free()
+            self._requests.fail_all(failure)
+            self._requests.evict_all()
+
+    def _launch(self) -> None:
+        blocks, stats = self._blocks, self._requests.stats
+        stats.evictions += self._scheduler.admit()
+        fresh = [state for state in self._scheduler.running if state.at < len(state.spans)]
+        given = sum(len(state.ids) - state.cached for state in fresh)
+        shared, decoded = blocks.shared_tokens, blocks.decode_steps
+        # Half a block at a time: a slot that ends waits for the end of this one and for the next. While slots fill up,
+        # at a rollout's start above all, even less, so that those who come next begin sooner.
+        filling = bool(fresh) and 4 * (blocks.num_live + len(fresh)) < 3 * blocks.engine.slots
+        steps = max(1, blocks.engine.steps // (8 if filling else 2))
+        blocks.launch([self._requests.open[state.key] for state in fresh], steps=steps)
+        shared = blocks.shared_tokens - shared
+        stats.shared_tokens += shared
+        stats.prefilled_tokens += given - shared
+        stats.decode_steps += blocks.decode_steps - decoded
+        stats.prefill_steps += bool(fresh)
+
+    def _take(self) -> None:
+        blocks, stats = self._blocks, self._requests.stats
+        spent = (blocks.prefill_seconds, blocks.decode_seconds)
+        outcomes = blocks.read()
+        stats.decode_rows += sum(len(outcome.ids) for outcome in outcomes)
+        stats.prefill_seconds += blocks.prefill_seconds - spent[0]
+        stats.decode_seconds += blocks.decode_seconds - spent[1]
+        for outcome in outcomes:
+            self._accept(self._requests.open[outcome.request.state.key], outcome)
+
+    def _accept(self, request: Request, outcome: Outcome) -> None:
+        """Adds the tokens of a block, and answers the request if they end it. What was drawn past the end of a
+        completion that only the host can see (a stop string) is forgotten."""
+        state, stats = request.state, self._requests.stats
+        sampling = state.sampling
+        assert sampling is not None
+        if outcome.broken:
+            self._requests.fail(request, not_finite(state))
+            return
+        stopped = False
+        if sampling.stop or sampling.stop_ids:
+            for token, logprob in zip(outcome.ids, outcome.logprobs, strict=True):
+                state.append(token, logprob)
+                stats.decoded_tokens += 1
+                stopped = request.stops.reached(state.ids[request.start :])
+                if stopped:
+                    break
+        else:  # the device knows all there is to know: only the last token can be a stop
+            state.ids.extend(outcome.ids)
+            state.logprobs.extend(outcome.logprobs)
+            stats.decoded_tokens += len(outcome.ids)
+            stopped = request.stops.reached(outcome.ids)
+        if stopped or len(state.logprobs) >= request.limit:
+            self._blocks.finish(request)
+            self._requests.answer(request, stopped=stopped)
+
+
+def not_finite(state: SessionState) -> GeneratorError:
+    """What the caller of generate is told where a log-prob is not a number."""
+    return GeneratorError(f"the model's logits for {state.key!r} are not finite; check its weights")
