@@ -1,7 +1,7 @@
 """Log-probs from hidden states, forward and backward: ours against liger-kernel's and against plain logits.
 
     python benchmarks/gpu/logprobs.py [--positions 16384] [--json FILE]
-    python benchmarks/gpu/logprobs.py --device cpu --positions 64
+    python benchmarks/gpu/logprobs.py --device cpu --tiny
 
 Ours gives log-prob and entropy of every position and the gradients of states and projection, a chunk of logits at a
 time. Liger's fused projection and cross-entropy gives log-probs alone (reduction "none"), so an entropy bonus or a
@@ -56,8 +56,8 @@ def gradients(scores: Scores, head: nn.Linear, states: Tensor, targets: Tensor, 
     return [states.grad, head.weight.grad]
 
 
-def measure(name: str, options: argparse.Namespace) -> list[dict[str, Any]]:
-    width, vocabulary = SIZES[name]
+def measure(name: str, size: tuple[int, int], options: argparse.Namespace) -> list[dict[str, Any]]:
+    width, vocabulary = size
     device, on_gpu = options.device, options.device != "cpu"
     dtype = torch.bfloat16 if on_gpu else torch.float32
     torch.manual_seed(0)
@@ -105,11 +105,15 @@ def measure(name: str, options: argparse.Namespace) -> list[dict[str, Any]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda")
+    parser.add_argument("--tiny", action="store_true", help="a small projection and few positions")
     parser.add_argument("--positions", type=int, default=16384)
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    rows = [row for name in SIZES for row in measure(name, options)]
+    sizes = SIZES
+    if options.tiny:
+        sizes, options.positions = {"tiny": (32, 512)}, 64
+    rows = [row for name, size in sizes.items() for row in measure(name, size, options)]
     print(f"{'model':14s} {'engine':28s} {'ms':>9s} {'GiB':>7s} {'gradient off by':>16s}")
     for row in rows:
         spent = "no room" if row["milliseconds"] is None else f"{row['milliseconds']:.1f}"

@@ -18,12 +18,9 @@ pytest.importorskip("verl")
 if find_spec("sglang") is None:  # imported in processes of their own alone, with the stand-ins
     pytest.skip("sglang is not installed", allow_module_level=True)
 
-from verl_parts import ROOT, run_python, tiny_config, trained
+from verl_parts import ROOT, check_two_steps, run_python, tiny_config, trained
 
-from turnwise.envs.registry import make_env
-from turnwise.generate.stops import StopChecker, end_ids
 from turnwise.integrations.verl.generator import stop_pattern
-from turnwise.rollout.plan import plan_rollout
 from turnwise.testing.tiny import tiny_tokenizer
 
 HERE = ROOT / "tests" / "integrations"
@@ -42,34 +39,7 @@ def test_two_steps_with_sglang(tmp_path: Path) -> None:
         "rollout.temperature=0.8",
     )
     run, outcome = trained(tmp_path, config, seconds=600, environment=ON_CPU)
-    tokenizer = tiny_tokenizer()
-    ends = StopChecker(tokenizer, ids=end_ids(tokenizer, None), strings=tuple(LETTERS))
-    rows = [row for row in run.metrics() if "rollout/reward" in row]
-    print(f"{outcome.seconds:.0f} s; largest gaps {[row['train/gap_max'] for row in rows]}")
-    assert len(rows) == 2
-    for row in rows:
-        assert row["training/rollout_actor_probs_pearson_corr"] > 0.999
-        assert row["train/gap_max"] < 1e-3
-        assert row["actor/grad_norm"] > 1e-3
-        assert row["rollout/failures"] == 0
-    assert rows[0]["actor/entropy"] != rows[1]["actor/entropy"]
-    for step, entry in enumerate(run.ledger()):
-        episodes = run.episodes(step)
-        assert entry.broken == 0
-        assert entry.sampled == entry.trained > 0
-        plans = plan_rollout(config, split="train", step=step, probes={"simple_game": make_env(config.env)})
-        assert [episode.task for episode in episodes] == [plan.task for plan in plans]
-        turns = [turn for episode in episodes for turn in episode.turns]
-        assert len(turns) == 12
-        assert all(len(turn.completion.logprobs) == len(turn.completion.ids) for turn in turns)
-        assert all(logprob < 0 for turn in turns for logprob in turn.completion.logprobs)
-        assert {turn.completion.policy_version for turn in turns} == {step}
-        for turn in turns:  # the token that completes a stop string is kept, and is the last
-            ids = turn.completion.ids
-            assert not any(ends.reached(ids[:length]) for length in range(1, len(ids)))
-            assert ends.reached(ids) == (turn.completion.finish_reason == "stop")
-            assert len(ids) == 8 or ends.reached(ids)
-        assert any(turn.completion.finish_reason == "stop" for turn in turns)
+    check_two_steps(run, config, seconds=outcome.seconds, tokenizer=tiny_tokenizer(), gap=1e-3)
 
 
 def test_two_servers_and_validation(tmp_path: Path) -> None:

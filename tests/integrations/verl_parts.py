@@ -116,3 +116,39 @@ def trained(folder: Path, config: Config, **options: Any) -> tuple[RunReader, Ou
     outcome = train_apart(folder, config, **options)
     assert outcome.code == 0, outcome.text[-4000:]
     return RunReader(folder / "runs" / "run"), outcome
+
+
+def check_two_steps(run: RunReader, config: Config, *, seconds: float, tokenizer: Any, gap: float) -> None:
+    """What an engine of verl's sampled over two steps with stop strings is what was trained on, and at step 2 it
+    sampled with the weights of step 1's update."""
+    from turnwise.envs.registry import make_env
+    from turnwise.generate.stops import StopChecker, end_ids
+    from turnwise.rollout.plan import plan_rollout
+
+    ends = StopChecker(tokenizer, ids=end_ids(tokenizer, None), strings=config.rollout.stop)
+    rows = [row for row in run.metrics() if "rollout/reward" in row]
+    print(f"{seconds:.0f} s; largest gaps {[row['train/gap_max'] for row in rows]}")
+    assert len(rows) == 2
+    for row in rows:
+        assert row["training/rollout_actor_probs_pearson_corr"] > 0.999
+        assert row["train/gap_max"] < gap
+        assert row["actor/grad_norm"] > 1e-3
+        assert row["rollout/failures"] == 0
+    assert rows[0]["actor/entropy"] != rows[1]["actor/entropy"]
+    for step, entry in enumerate(run.ledger()):
+        episodes = run.episodes(step)
+        assert entry.broken == 0
+        assert entry.sampled == entry.trained > 0
+        plans = plan_rollout(config, split="train", step=step, probes={"simple_game": make_env(config.env)})
+        assert [episode.task for episode in episodes] == [plan.task for plan in plans]
+        turns = [turn for episode in episodes for turn in episode.turns]
+        assert len(turns) == 12
+        assert all(len(turn.completion.logprobs) == len(turn.completion.ids) for turn in turns)
+        assert all(logprob < 0 for turn in turns for logprob in turn.completion.logprobs)
+        assert {turn.completion.policy_version for turn in turns} == {step}
+        for turn in turns:  # the token that completes a stop string is kept, and is the last
+            ids = turn.completion.ids
+            assert not any(ends.reached(ids[:length]) for length in range(1, len(ids)))
+            assert ends.reached(ids) == (turn.completion.finish_reason == "stop")
+            assert len(ids) == 8 or ends.reached(ids)
+        assert any(turn.completion.finish_reason == "stop" for turn in turns)

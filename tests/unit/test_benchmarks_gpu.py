@@ -29,7 +29,7 @@ def test_the_training_step_is_compared_on_equal_gradients(tmp_path: Path) -> Non
     pytest.importorskip("trl")
     found = run("train_step.py", tmp_path, "--packing", "true")
     assert found["gradient_difference"] < 1e-5
-    assert [row["engine"] for row in found["rows"]] == ["turnwise float32", "trl, float32 weights"]
+    assert [row["engine"] for row in found["rows"]] == ["turnwise float32, layers plain", "trl, float32 weights"]
     assert all(row["tokens_per_second"] > 0 for row in found["rows"])
 
 
@@ -38,3 +38,9 @@ def test_scaling_prefills_each_turn_once(tmp_path: Path) -> None:
     one, two = found["by_turns"]
     assert two["prefilled_tokens_per_turn"] < one["prefilled_tokens_per_turn"], "the second turn prefills less"
     assert found["by_slots"][0]["turns_played"] == 16
+
+
+def test_log_probs_are_compared_on_equal_gradients(tmp_path: Path) -> None:
+    found = run("logprobs.py", tmp_path)
+    assert [row["engine"] for row in found["rows"]] == ["turnwise, entropy included", "plain logits"]
+    assert all(row["gradient_difference"] < 1e-5 and row["milliseconds"] > 0 for row in found["rows"])

@@ -34,7 +34,7 @@ def test_names_of_the_first_environments() -> None:
         ("frozen_lak", "did you mean frozen_lake"),
         ("zzz", "there are .*bandit.*module:Class"),
         ("turnwise.envs.bandit:Bandits", "did you mean Bandit"),
-        ("no_such_file.py:Env", "no environment file"),
+        ("no_such_file.py:Env", "there is no file"),
         ("no.such:Env", "no module 'no'; is it installed"),
         ("turnwise.envs.bandit:_TRAIN_ARMS", "class or a function"),
     ],

@@ -1,20 +1,17 @@
 """Environments by name. Nothing is imported before it is made: neither torch, nor gymnasium, nor an environment."""
 
-import importlib
-import importlib.util
 import inspect
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from functools import cache
 from importlib.metadata import entry_points
-from pathlib import Path
+from importlib.util import find_spec
 from typing import Any
 
 from turnwise.config.schema import EnvConfig
 from turnwise.envs.base import Env
-from turnwise.seeding import derive_seed
+from turnwise.envs.named import UnknownNameError, load_named
 
 ENTRY_POINT_GROUP = "turnwise.envs"
 Target = str | Callable[..., Any]
@@ -53,7 +50,7 @@ class EnvSpec:
     @property
     def missing(self) -> tuple[str, ...]:
         """The needed modules that are not installed."""
-        return tuple(module for module in self.needs if importlib.util.find_spec(module) is None)
+        return tuple(module for module in self.needs if find_spec(module) is None)
 
     @property
     def available(self) -> bool:
@@ -291,45 +288,10 @@ def _from_entry_points() -> tuple[EnvSpec, ...]:
 
 
 def _load(target: str) -> Callable[..., Any]:
-    """What module:Class names; the module may also be the path of a Python file."""
-    where, _, attribute = target.partition(":")
     try:
-        found: Any = _load_file(Path(where)) if where.endswith(".py") else importlib.import_module(where)
-    except ModuleNotFoundError as error:
-        if error.name is None or not f"{where}.".startswith(f"{error.name}."):
-            raise  # the module is there, and something that it imports is not
-        raise UnknownEnvError(
-            f"{target!r}: there is no module {error.name!r}; is it installed, or on PYTHONPATH?"
-        ) from error
-    for part in attribute.split("."):
-        if part not in dir(found):
-            near = get_close_matches(part, dir(found), n=1)
-            hint = f"; did you mean {near[0]}?" if near else ""
-            raise UnknownEnvError(f"{target!r} names nothing: {where} has no {part!r}{hint}")
-        found = getattr(found, part)
-    if not callable(found):
-        raise UnknownEnvError(f"{target!r} must name a class or a function, got {type(found).__name__}")
-    return found
-
-
-def _load_file(path: Path) -> Any:
-    resolved = path.resolve()
-    name = f"turnwise_file_{resolved.stem}_{derive_seed(0, resolved.as_posix()):x}"
-    if name in sys.modules:
-        return sys.modules[name]
-    if not resolved.is_file():
-        raise UnknownEnvError(f"no environment file at {path}")
-    spec = importlib.util.spec_from_file_location(name, resolved)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    try:
-        spec.loader.exec_module(module)
-    except BaseException:
-        del sys.modules[name]
-        raise
-    return module
+        return load_named(target)
+    except UnknownNameError as error:
+        raise UnknownEnvError(str(error)) from error
 
 
 def _check_options(name: str, factory: Callable[..., Any], options: Mapping[str, Any]) -> None:

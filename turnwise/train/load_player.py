@@ -1,11 +1,10 @@
 """From a word to a player: random, scripted, behind an endpoint, or a policy from a run, a checkpoint or a model."""
 
-import importlib
-import importlib.util
 from pathlib import Path
 from typing import Any
 
 from turnwise.config.schema import Config
+from turnwise.envs.named import UnknownNameError, load_named
 from turnwise.train.evaluate import PolicyPlayer
 from turnwise.train.players import ChatPlayer, Player, PlayerError, RandomPlayer, ScriptedPlayer
 
@@ -20,7 +19,10 @@ def load_player(spec: str, config: Config) -> Player:
     if kind == "random" and not rest:
         return RandomPlayer()
     if kind == "script" and ":" in rest:
-        return ScriptedPlayer(spec, _load_function(rest))
+        try:
+            return ScriptedPlayer(spec, load_named(rest))
+        except UnknownNameError as error:
+            raise PlayerError(f"{error}; a script is called with a Situation and returns text") from error
     if kind == "openai" and rest:
         return _chat_player(rest, config)
     raise PlayerError(
@@ -64,22 +66,6 @@ def load_policy(
         deterministic=config.train.deterministic,
     )
     return PolicyPlayer(generator=generator, tokenizer=tokenizer, name=name)
-
-
-def _load_function(where: str) -> Any:
-    place, _, name = where.rpartition(":")
-    if place.endswith(".py"):
-        spec = importlib.util.spec_from_file_location(Path(place).stem, place)
-        if spec is None or spec.loader is None or not Path(place).is_file():
-            raise PlayerError(f"there is no file {place}")
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-    else:
-        module = importlib.import_module(place)
-    found = vars(module).get(name)
-    if not callable(found):
-        raise PlayerError(f"{place} has no function {name}; it is called with a Situation and returns text")
-    return found
 
 
 def _chat_player(where: str, config: Config) -> ChatPlayer:

@@ -1,7 +1,5 @@
 """Plain prompts from a file as a single-turn environment: one prompt, one reply, one reward from a function."""
 
-import importlib
-import importlib.util
 import json
 import math
 from collections.abc import Callable, Mapping
@@ -10,6 +8,7 @@ from typing import Any, cast
 
 from turnwise.config.schema import Config, DataConfig
 from turnwise.envs.base import EnvError
+from turnwise.envs.named import UnknownNameError, load_named
 from turnwise.seeding import derive_seed
 from turnwise.types import Json, Message, Observation, StepResult, Task
 
@@ -105,34 +104,13 @@ def read_prompts(config: DataConfig, *, seed: int) -> dict[str, list[Row]]:
     return rows
 
 
-def load_function(name: str) -> Callable[..., Any]:
-    """The function that module:function names; the module may also be the path of a Python file.
-
-    Example:
-        >>> load_function("math:sqrt")(9)
-        3.0
-    """
-    where, separator, attribute = name.partition(":")
-    if not separator or not attribute:
-        raise ValueError(f"a reward function is named module:function, got {name!r}")
-    if where.endswith(".py"):
-        spec = importlib.util.spec_from_file_location(Path(where).stem, where)
-        if spec is None or spec.loader is None or not Path(where).is_file():
-            raise ValueError(f"data.reward: there is no Python file {where}")
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-    else:
-        module = importlib.import_module(where)
-    function = vars(module).get(attribute)
-    if not callable(function):
-        raise ValueError(f"data.reward: {where} has no function {attribute!r}")
-    return function
-
-
 def prompt_factory(config: Config) -> Callable[[], PromptEnv]:
     """Makes prompt environments for a run. The file is read and the reward function found once, beforehand."""
     if config.data.reward is None:
         raise ValueError("training on plain prompts needs data.reward, a function named module:function")
     rows = read_prompts(config.data, seed=config.seed)
-    reward = load_function(config.data.reward)
+    try:
+        reward = load_named(config.data.reward)
+    except UnknownNameError as error:
+        raise ValueError(f"data.reward: {error}") from error
     return lambda: PromptEnv(rows, reward=reward, config=config.data)
