@@ -32,10 +32,14 @@ def test_attention_equals_plain_torch(dtype, block, window, cap, heads, kv_heads
     rows = torch.tensor([0, 1, 2, 3, 0, 4], device="cuda", dtype=torch.int32)
     first = torch.tensor([0, 5, 63, 150, 64, 0], device="cuda")
     count = torch.tensor([1, block, max(1, block // 2), block, 1, 0], device="cuda", dtype=torch.int32)
-    found = ops.attend(query, keys, values, rows, first, count, block, dim**-0.5, window, cap)
-    expected = ops._attend_reference(query, keys, values, rows, first, count, block, dim**-0.5, window, cap)
+    holders = torch.tensor([0, 1, 1, 0, 4], device="cuda", dtype=torch.int32)  # slots 2 and 3 begin in others
+    shared = torch.tensor([0, 0, 0, 128, 0], device="cuda", dtype=torch.int32)
+    shared[2] = 64 if block == 1 else 0  # a block's own tokens are never shared
+    arguments = (query, keys, values, rows, first, count, holders, shared, block, dim**-0.5, window, cap)
     tolerance = 2e-5 if dtype == torch.float32 else 2e-2
-    torch.testing.assert_close(found, expected, atol=tolerance, rtol=tolerance)
+    torch.testing.assert_close(
+        ops.attend(*arguments), ops._attend_reference(*arguments), atol=tolerance, rtol=tolerance
+    )
 
 
 @pytest.mark.parametrize("vocab", [259, 49152, 151_936])

@@ -5,6 +5,8 @@ import time
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from turnwise.generate.base import GeneratorError, Sampling, Session
 from turnwise.generate.blocks.fused import FusedModel
@@ -324,6 +326,71 @@ def test_copies_never_come_from_a_slot_that_lost_its_session() -> None:
         assert again.ids == greedy(generator._model, [*prompt, *said.ids, 7], tokens=5)
 
     asyncio.run(run())
+
+
+@settings(max_examples=12, deadline=None)
+@given(data=st.data())
+def test_shared_states_outlive_the_session_that_computed_them(data: st.DataObject) -> None:
+    """Groups with long prompts, fewer slots than sessions, sessions that end or are cancelled at any time: whoever
+    reads in another's slot reads what it would have computed itself."""
+    slots = data.draw(st.integers(2, 5))
+    groups = data.draw(st.lists(st.integers(60, 150), min_size=1, max_size=3))  # the length of each group's prompt
+    members = data.draw(st.lists(st.tuples(st.integers(0, len(groups) - 1), st.integers(1, 3)), min_size=2, max_size=7))
+    early = data.draw(st.sets(st.integers(0, len(members) - 1), max_size=2))
+
+    async def play(generator: HFGenerator) -> dict[int, list[tuple[int, ...]]]:
+        said: dict[int, list[tuple[int, ...]]] = {}
+
+        async def one(number: int, group: int, turns: int) -> None:
+            session = Session(key=f"m{number}", seed=number)
+            said[number] = []
+            new = [(13 * group + i) % 250 for i in range(groups[group])]
+            for turn in range(turns):
+                reply = await generator.generate(session, new, Sampling(max_tokens=7, temperature=0.8))
+                said[number].append(reply.ids)
+                new = [turn + 1, number % 250]
+                if number in early:
+                    break
+                await asyncio.sleep(0)
+            await generator.release(session)
+
+        await asyncio.gather(*(one(number, *member) for number, member in enumerate(members)))
+        return said
+
+    slow = HFGenerator(tiny_model(), tiny_tokenizer(), slots=8, max_context=200, engine="slots")
+    assert asyncio.run(play(make(slots=slots))) == asyncio.run(play(slow))
+
+
+def test_a_slot_that_others_read_in_hands_over_before_it_is_overwritten() -> None:
+    generator = make(slots=3)
+    engine, moves = generator._blocks.engine, []
+    launch = engine.launch
+
+    def watched(**arguments):
+        moves.extend(arguments["moves"])
+        return launch(**arguments)
+
+    engine.launch = watched
+    prompt = [i % 250 for i in range(100)]
+
+    async def run() -> tuple[tuple[int, ...], ...]:
+        sampling = Sampling(max_tokens=6, temperature=0.8)
+        sessions = [Session(key=f"a{number}", seed=number) for number in range(3)]
+        first = await asyncio.gather(*(generator.generate(session, prompt, sampling) for session in sessions))
+        assert generator.stats.shared_tokens == 200
+        await generator.release(sessions[0])  # the one whose states the others read
+        other = await generator.generate(Session(key="b", seed=9), [7] * 80, sampling)
+        again = await asyncio.gather(*(generator.generate(session, [5, 6], sampling) for session in sessions[1:]))
+        return tuple(reply.ids for reply in (*first, other, *again))
+
+    found = asyncio.run(run())
+    assert [(move.source, move.target, move.last) for move in moves] == [(0, 1, 64)]
+    generator = HFGenerator(tiny_model(), tiny_tokenizer(), slots=3, max_context=200, engine="blocks", block_steps=5)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("turnwise.generate.blocks.driver.TILE", 10_000)
+        moves.clear()
+        assert asyncio.run(run()) == found
+    assert moves == []
 
 
 def test_a_pass_has_room_for_every_draw() -> None:

@@ -24,13 +24,21 @@ class View:
     block_first: Tensor
     block_count: Tensor
     block: int
+    holders: Tensor  # [slots + 1] int32: the slot that holds each slot's first positions
+    shared: Tensor  # [slots + 1] int32: how many positions these are
 
 
 class PackedCache(Cache):
-    """Keys and values of all slots: [slots + 1, HK, length + 1, D] per layer, the last row and position scratch."""
+    """Keys and values of all slots: [slots + 1, HK, length + 1, D] per layer, the last row and position scratch.
 
-    def __init__(self, *, slots: int, length: int) -> None:
+    The first positions of a slot may be in another slot (`holders`, `shared`): what a group's prompts have in common
+    is kept once, and read once.
+    """
+
+    def __init__(self, *, slots: int, length: int, device: torch.device) -> None:
         super().__init__(layers=[])
+        self.holders = torch.arange(slots + 1, dtype=torch.int32, device=device)
+        self.shared = torch.zeros(slots + 1, dtype=torch.int32, device=device)
         self.slots = slots
         self.length = length
         self.view: View | None = None
@@ -61,14 +69,14 @@ class PackedCache(Cache):
         values[view.rows, :, view.write] = value_states[0].transpose(0, 1)
         return keys, values
 
-    def copy(self, sources: Tensor, targets: Tensor, *, num: int) -> None:
-        """Gives the target slots the first `num` positions of the source slots."""
+    def copy(self, sources: Tensor, targets: Tensor, *, first: int, last: int) -> None:
+        """Gives the target slots the positions first..last of the source slots, which hold them themselves."""
         if self._store is not None:
-            part = self._store[:, :, :, :, :num]
+            part = self._store[:, :, :, :, first:last]
             part.index_copy_(2, targets, part.index_select(2, sources))
             return
         for states in (*self.keys, *self.values):
-            part = states[:, :, :num]
+            part = states[:, :, first:last]
             part.index_copy_(0, targets, part.index_select(0, sources))
 
     @property
@@ -118,6 +126,8 @@ def packed_attention(
         view.block_rows,
         view.block_first,
         view.block_count,
+        view.holders,
+        view.shared,
         view.block,
         scale,
         sliding_window or 0,

@@ -2,13 +2,14 @@
 
 from collections import deque
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
 
-from turnwise.generate.blocks.engine import BlockEngine, Copy, Start
+from turnwise.generate.blocks.engine import BlockEngine, Copy, Link, Start
 from turnwise.generate.blocks.launched import Launched
+from turnwise.generate.blocks.ops import TILE
 from turnwise.generate.blocks.prefill import Prefill
 from turnwise.generate.scheduler import SessionState, Span
 
@@ -48,8 +49,8 @@ class BlockDriver:
     put to rest with the next block, and what the running block still draws for it is ignored. Between two blocks the
     host's work does not grow with the requests that go on, only with those that begin or end.
 
-    Prompts that begin alike are prefilled once: equal ones draw from the same logits, and others are given a copy of
-    what they share with the last prompt that was prefilled from its start.
+    Prompts that begin alike are prefilled once: equal ones draw from the same logits and read the first one's states
+    (`Sharing`), and others are given a copy of what they share with the last prompt that was prefilled from its start.
     """
 
     def __init__(self, engine: BlockEngine, *, stop_ids: Collection[int]) -> None:
@@ -77,6 +78,7 @@ class BlockDriver:
         self._ids = np.zeros((engine.slots, engine.length + 1), dtype=np.int32)
         self._logprobs = np.zeros((engine.slots, engine.length + 1), dtype=np.float32)
         self._opening: tuple[SessionState, int, tuple[int, ...]] | None = None
+        self._sharing = Sharing()
 
     @property
     def running(self) -> bool:
@@ -116,6 +118,8 @@ class BlockDriver:
             starts=starts,
             prefills=prefills,
             copies=copies,
+            moves=self._sharing.take_moves(),
+            links=self._sharing.take_links(),
             rests=rests,
             truncation=self._truncated,
             steps=steps,
@@ -198,6 +202,7 @@ class BlockDriver:
         self._unread.clear()
         self._rests = []
         self._opening = None
+        self._sharing = Sharing()
         return found
 
     def finish(self, request: Request) -> None:
@@ -218,21 +223,24 @@ class BlockDriver:
             assert slot is not None
             start = state.cached
             if start == 0:
+                self._sharing.vacate(slot)
                 ids = tuple(state.ids)
                 leader = first.get(ids)
                 if leader is not None and len(prefills[leader].twins) < MAX_TWINS:
                     prefills[leader] = _with_twin(prefills[leader], slot)
+                    self._sharing.follow(state, prefills[leader].slot, num=prefills[leader].shared)
                     self.shared_tokens += len(ids)
                     state.cached, state.at = len(ids), len(state.spans)
                     continue
                 common = 0 if opening is None else _common(ids, opening[2])
                 if opening is not None and common >= MIN_SHARED:
-                    copies.append(Copy(source=opening[1], target=slot, num=common))
+                    copies.append(Copy(source=opening[1], target=slot, last=common))
                     self.shared_tokens += common
                     start = common
                 first[ids] = len(prefills)
                 newest = (state, slot, ids)
-            prefills.append(Prefill(slot=slot, start=start, ids=state.ids[start:], final=True))
+            shared = len(state.ids) // TILE * TILE if state.cached == 0 else 0
+            prefills.append(Prefill(slot=slot, start=start, ids=state.ids[start:], final=True, shared=shared))
             state.cached, state.at = len(state.ids), len(state.spans)
         self._opening = newest
         return prefills, copies
@@ -257,6 +265,68 @@ def _common(ids: tuple[int, ...], opening: tuple[int, ...]) -> int:
 
 
 def _with_twin(prefill: Prefill, slot: int) -> Prefill:
-    return Prefill(
-        slot=prefill.slot, start=prefill.start, ids=prefill.ids, final=prefill.final, twins=(*prefill.twins, slot)
-    )
+    return replace(prefill, twins=(*prefill.twins, slot))
+
+
+class Sharing:
+    """Which slots read their first positions in another slot, and what must happen before that one is overwritten.
+
+    Example: slots 1 and 2 read 64 positions of slot 0, which is then wanted for something else
+
+        >>> sharing = Sharing()
+        >>> states = [SessionState(key=name, seed=0, slot=slot, cached=70) for slot, name in enumerate("abc")]
+        >>> for state in states[1:]:
+        ...     sharing.follow(state, 0, num=64)
+        >>> [(link.slot, link.holder, link.num) for link in sharing.take_links()]
+        [(1, 0, 64), (2, 0, 64)]
+        >>> sharing.vacate(0)
+        >>> [(move.source, move.target, move.last) for move in sharing.take_moves()]
+        [(0, 1, 64)]
+        >>> [(link.slot, link.holder, link.num) for link in sharing.take_links()]
+        [(1, 1, 0), (2, 1, 64), (0, 0, 0)]
+    """
+
+    def __init__(self) -> None:
+        self._holder: dict[int, int] = {}
+        self._followers: dict[int, list[tuple[SessionState, int, int]]] = {}  # holder -> (session, its slot, positions)
+        self._moves: list[Copy] = []
+        self._links: list[Link] = []
+
+    def follow(self, state: SessionState, holder: int, *, num: int) -> None:
+        """The session reads its first `num` positions in the holder's slot."""
+        if num:
+            assert state.slot is not None
+            self._holder[state.slot] = holder
+            self._followers.setdefault(holder, []).append((state, state.slot, num))
+            self._links.append(Link(slot=state.slot, holder=holder, num=num))
+
+    def vacate(self, slot: int) -> None:
+        """The slot is about to be written from its start: whoever reads in it finds that elsewhere from now on, and it
+        reads in no other."""
+        holder = self._holder.pop(slot, None)
+        if holder is not None:
+            self._followers[holder] = [entry for entry in self._followers.get(holder, []) if entry[1] != slot]
+        # Of sessions that went away, or lost what they had, nobody reads any more.
+        entries = [
+            (state, at, num)
+            for state, at, num in self._followers.pop(slot, [])
+            if state.slot == at and state.cached >= num
+        ]
+        if entries:
+            (_, heir, num), *others = entries
+            self._moves.append(Copy(source=slot, target=heir, last=num))
+            self._links.append(Link(slot=heir, holder=heir, num=0))
+            del self._holder[heir]
+            for _, at, num in others:
+                self._holder[at] = heir
+                self._links.append(Link(slot=at, holder=heir, num=num))
+            self._followers[heir] = others
+        self._links.append(Link(slot=slot, holder=slot, num=0))
+
+    def take_moves(self) -> list[Copy]:
+        moves, self._moves = self._moves, []
+        return moves
+
+    def take_links(self) -> list[Link]:
+        links, self._links = self._links, []
+        return links

@@ -38,10 +38,20 @@ class Start:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Copy:
-    """The first `num` positions of one slot, for another: what two prompts have in common is computed once."""
+    """Positions first..last of one slot, for another: what two prompts have in common is computed once."""
 
     source: int
     target: int
+    first: int = 0
+    last: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Link:
+    """From now on the first `num` positions of a slot are those of its holder; none, where it holds all of its own."""
+
+    slot: int
+    holder: int
     num: int
 
 
@@ -110,6 +120,8 @@ class BlockEngine:
         starts: Sequence[Start],
         prefills: Sequence[Prefill],
         copies: Sequence[Copy] = (),
+        moves: Sequence[Copy] = (),
+        links: Sequence[Link] = (),
         rests: Sequence[int] = (),
         truncation: dict[int, tuple[int, float]] | None = None,
         steps: int | None = None,
@@ -118,6 +130,8 @@ class BlockEngine:
         steps are decoded. Nothing here waits for the device.
 
         Args:
+            copies: what prompts have in common with one that was prefilled before.
+            moves: what slots hold for others that is about to be overwritten; in order, before the links change.
             truncation: top-k and top-p of the slots that have any; they take the step apart, which is slower.
         """
         state = self._ready()
@@ -135,14 +149,18 @@ class BlockEngine:
         if starts:
             self._start(state, starts)
         self._truncation = truncation or {}
+        for move in moves:
+            self._copy([move])
+        self._link(links)
         self._copy(copies)
         for part in pack(prefills, PREFILL_SIZES[-1]):
             self._prefill(part)
         self._copy(
             [
-                Copy(source=item.slot, target=twin, num=item.start + len(item.ids))
+                Copy(source=item.slot, target=twin, first=item.shared, last=item.start + len(item.ids))
                 for item in prefills
                 for twin in item.twins
+                if item.start + len(item.ids) > item.shared
             ]
         )
         state.cursor.add_(1)
@@ -161,11 +179,21 @@ class BlockEngine:
         if copies:
             assert self._cache is not None
             ends = indices([number for copy in copies for number in (copy.source, copy.target)], self.device)
-            self._cache.copy(ends[0::2], ends[1::2], num=max(copy.num for copy in copies))
+            first, last = min(copy.first for copy in copies), max(copy.last for copy in copies)
+            self._cache.copy(ends[0::2], ends[1::2], first=first, last=last)
+
+    def _link(self, links: Sequence[Link]) -> None:
+        if links:
+            assert self._cache is not None
+            found = {link.slot: link for link in links}  # the last one of a slot counts
+            numbers = [number for link in found.values() for number in (link.slot, link.holder, link.num)]
+            columns = indices(numbers, self.device).view(-1, 3)
+            self._cache.holders[columns[:, 0]] = columns[:, 1].int()
+            self._cache.shared[columns[:, 0]] = columns[:, 2].int()
 
     def _ready(self) -> SlotState:
         if self._cache is None or self.state is None:
-            self._cache = PackedCache(slots=self.slots, length=self.length)
+            self._cache = PackedCache(slots=self.slots, length=self.length, device=self.device)
             self.state = SlotState.make(
                 slots=self.slots, length=self.length, vocab=self._vocab, ring=2 * self.steps + 2, device=self.device
             )
@@ -210,8 +238,9 @@ class BlockEngine:
     def _decode_step(self) -> Callable[[], None]:
         if self._decode is not None and not self._truncation:
             return self._decode
-        state = self.state
+        state, cache = self.state, self._cache
         assert state is not None
+        assert cache is not None
         num = self.slots
         rows = torch.arange(num, device=self.device)
         block_rows = rows.int()
@@ -222,6 +251,8 @@ class BlockEngine:
             block_first=state.position[:num],
             block_count=state.count[:num],
             block=1,
+            holders=cache.holders,
+            shared=cache.shared,
         )
 
         def forward() -> Tensor:
@@ -274,7 +305,8 @@ class BlockEngine:
     def _prefill(self, items: Sequence[Prefill]) -> None:
         size = size_for(items)
         if size not in self._prefills:
-            buffers = PrefillBuffers.make(size, slots=self.slots, device=self.device)
+            assert self._cache is not None
+            buffers = PrefillBuffers.make(size, slots=self.slots, cache=self._cache)
             self._prefills[size] = (buffers, self._captured_prefill(buffers))
         buffers, run = self._prefills[size]
         buffers.load(items, slots=self.slots, length=self.length)

@@ -129,6 +129,8 @@ class FusedModel:
                 view.block_rows,
                 view.block_first,
                 view.block_count,
+                view.holders,
+                view.shared,
                 view.block,
                 self.scale,
                 layer.window,

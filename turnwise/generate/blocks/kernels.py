@@ -11,13 +11,15 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from turnwise.generate.blocks.ops import TILE
+
 CHUNK = 4096
 """Logits that the drawing kernel holds at once."""
 
 
 @triton.jit
 def _attend(
-    Q, K, V, OUT, ROW, POS, NUM, scale, window, cap,
+    Q, K, V, OUT, ROW, POS, NUM, HOLDER, SHARED, scale, window, cap,
     sq_n, sq_h, sk_s, sk_h, sk_l, so_n, so_h,
     BT: tl.constexpr, G: tl.constexpr, GP: tl.constexpr, M: tl.constexpr,
     D: tl.constexpr, DP: tl.constexpr, BN: tl.constexpr,
@@ -46,9 +48,13 @@ def _attend(
     best = tl.full((M,), -1e30, tl.float32)
     total = tl.zeros((M,), tl.float32)
     out = tl.zeros((M, DP), tl.float32)
-    keys = K + row * sk_s + head * sk_h
-    values = V + row * sk_s + head * sk_h
+    holder = tl.load(HOLDER + row).to(tl.int64)
+    shared = tl.load(SHARED + row)
     for at_key in range(start, end, BN):
+        # What a group of prompts has in common is read from one place, and so from the cache next to the processors.
+        there = tl.where(at_key < shared, holder, row) * sk_s + head * sk_h
+        keys = K + there
+        values = V + there
         key = at_key + j
         live = (key < end)[:, None] & (d < D)[None, :]
         k = tl.load(keys + key[:, None] * sk_l + d[None, :], mask=live, other=0.0)
@@ -86,6 +92,8 @@ def attend(
     rows: Tensor,  # [N / block] int32
     first: Tensor,
     count: Tensor,
+    holders: Tensor,  # [slots + 1] int32
+    shared: Tensor,  # [slots + 1] int32
     *,
     block: int,
     scale: float,
@@ -99,10 +107,10 @@ def attend(
     padded = triton.next_power_of_2(groups)
     out = torch.empty_like(query)
     _attend[(num // block, kv_heads)](
-        query, keys, values, out, rows, first, count, scale, window, cap,
+        query, keys, values, out, rows, first, count, holders, shared, scale, window, cap,
         query.stride(0), query.stride(1), keys.stride(0), keys.stride(1), keys.stride(2), out.stride(0), out.stride(1),
         BT=block, G=groups, GP=padded, M=max(16, block * padded),
-        D=dim, DP=max(16, triton.next_power_of_2(dim)), BN=64,
+        D=dim, DP=max(16, triton.next_power_of_2(dim)), BN=TILE,
         HAS_WINDOW=window > 0, HAS_CAP=cap > 0, PRECISE=query.dtype == torch.float32,
         num_warps=_warps(query, block=block, programs=num // block * kv_heads),
     )  # fmt: skip

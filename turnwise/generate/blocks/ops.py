@@ -10,6 +10,9 @@ from torch import Tensor
 
 from turnwise.generate.sampling import draw
 
+TILE = 64
+"""Positions of a slot that attention reads at once. What slots share is a multiple of it."""
+
 
 @dataclass(kw_only=True)
 class SlotState:
@@ -60,6 +63,8 @@ def attend(
     rows: Tensor,
     first: Tensor,
     count: Tensor,
+    holders: Tensor,
+    shared: Tensor,
     block: int,
     scale: float,
     window: int,
@@ -73,14 +78,18 @@ def attend(
         rows: each block's slot, [N / block].
         first: the position of each block's first token.
         count: how many of the block's tokens are real; the others come out as zeros.
+        holders: by slot, [slots + 1]: the slot that holds its first positions.
+        shared: by slot: how many positions these are, a multiple of TILE.
         window: how far back a token looks, itself included; 0 is everything.
         cap: soft cap of the attention logits; 0 is none.
     """
     if query.is_cuda:
         from turnwise.generate.blocks import kernels
 
-        return kernels.attend(query, keys, values, rows, first, count, block=block, scale=scale, window=window, cap=cap)
-    return _attend_reference(query, keys, values, rows, first, count, block, scale, window, cap)
+        return kernels.attend(
+            query, keys, values, rows, first, count, holders, shared, block=block, scale=scale, window=window, cap=cap
+        )
+    return _attend_reference(query, keys, values, rows, first, count, holders, shared, block, scale, window, cap)
 
 
 @attend.register_fake
@@ -91,6 +100,8 @@ def _(  # pyright: ignore[reportUnusedFunction]
     rows: Tensor,
     first: Tensor,
     count: Tensor,
+    holders: Tensor,
+    shared: Tensor,
     block: int,
     scale: float,
     window: int,
@@ -106,6 +117,8 @@ def _attend_reference(
     rows: Tensor,
     first: Tensor,
     count: Tensor,
+    holders: Tensor,
+    shared: Tensor,
     block: int,
     scale: float,
     window: int,
@@ -116,8 +129,10 @@ def _attend_reference(
     offset = torch.arange(block, device=query.device)
     real = offset < count[:, None]  # [blocks, block]
     position = first[:, None] + offset
-    k = keys[rows.long()].repeat_interleave(groups, 1).float()  # [blocks, H, length + 1, D]
-    v = values[rows.long()].repeat_interleave(groups, 1).float()
+    own, held = rows.long(), holders.long()[rows.long()]
+    elsewhere = (torch.arange(keys.shape[2], device=query.device) < shared[own][:, None])[:, None, :, None]
+    k = torch.where(elsewhere, keys[held], keys[own]).repeat_interleave(groups, 1).float()  # [blocks, H, length + 1, D]
+    v = torch.where(elsewhere, values[held], values[own]).repeat_interleave(groups, 1).float()
     q = query.view(-1, block, heads, dim).transpose(1, 2).float()  # [blocks, H, block, D]
     weights = q @ k.transpose(2, 3) * scale
     if cap > 0:

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from turnwise.generate.blocks.cache import View, pinned
+from turnwise.generate.blocks.cache import PackedCache, View, pinned
 
 PREFILL_BLOCK = 16
 """Prompts are padded to blocks of so many tokens; a block belongs to one slot."""
@@ -29,7 +29,9 @@ class Prefill:
     ids: Sequence[int]
     final: bool
     twins: tuple[int, ...] = ()
-    """Slots that begin with the very same ids: they draw from the same logits and are given the same states."""
+    """Slots that begin with the very same ids: they draw from the same logits and have the same states."""
+    shared: int = 0
+    """How many positions of this slot the twins read here; of the others they are given a copy."""
 
 
 @dataclass(kw_only=True)
@@ -44,8 +46,8 @@ class PrefillBuffers:
     view: View
 
     @classmethod
-    def make(cls, size: int, *, slots: int, device: torch.device) -> "PrefillBuffers":
-        blocks = size // PREFILL_BLOCK
+    def make(cls, size: int, *, slots: int, cache: PackedCache) -> "PrefillBuffers":
+        blocks, device = size // PREFILL_BLOCK, cache.shared.device
 
         def zeros(num: int, dtype: torch.dtype = torch.int64) -> Tensor:
             return torch.zeros(num, dtype=dtype, device=device)
@@ -57,6 +59,8 @@ class PrefillBuffers:
             block_first=zeros(blocks),
             block_count=zeros(blocks, torch.int32),
             block=PREFILL_BLOCK,
+            holders=cache.holders,
+            shared=cache.shared,
         )
         return cls(
             tokens=zeros(size),
@@ -144,6 +148,7 @@ def pack(items: Sequence[Prefill], most: int) -> list[list[Prefill]]:
                     ids=item.ids[start : start + num],
                     final=final,
                     twins=item.twins if final else (),
+                    shared=item.shared,
                 )
             )
             used += padded(num)
