@@ -18,7 +18,7 @@ class GeneratorStats:
     prefilled_tokens: int = 0
     """Given ids that ran through the model, those of evicted sessions again included."""
     shared_tokens: int = 0
-    """Given ids whose keys and values were copied from a session that began alike."""
+    """Given ids whose keys and values a session that began alike had computed."""
     replayed_tokens: int = 0
     """Ids that ran through the model once more because their session had lost its slot."""
     decoded_tokens: int = 0
