@@ -57,7 +57,7 @@ class BlockDriver:
     def __init__(self, engine: BlockEngine, *, stop_ids: Collection[int]) -> None:
         self.engine = engine
         self.shared_tokens = 0
-        """Ids whose states were copied instead of computed."""
+        """Ids whose states another prompt had computed."""
         self.decode_steps = 0
         self.prefill_seconds = 0.0
         """What the device spent on prompts, copies included, in the blocks that were read."""
@@ -195,16 +195,14 @@ class BlockDriver:
         self._watched.discard(slot)
         self._truncated.pop(slot, None)
 
-    def reset(self) -> list[Request]:
-        """Forgets everything that runs; returns the requests that it was running for."""
-        found = list(self._live.values())
+    def reset(self) -> None:
+        """Forgets everything that runs."""
         for slot in list(self._live):
             self._forget(slot)
         self._unread.clear()
         self._rests = []
         self._opening = None
         self._sharing = Sharing()
-        return found
 
     def finish(self, request: Request) -> None:
         """Notes that a request is complete: its session holds all ids but the last in its slot."""

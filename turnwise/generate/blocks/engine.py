@@ -306,7 +306,7 @@ class BlockEngine:
         size = size_for(items)
         if size not in self._prefills:
             assert self._cache is not None
-            buffers = PrefillBuffers.make(size, slots=self.slots, cache=self._cache)
+            buffers = PrefillBuffers.make(size, cache=self._cache)
             self._prefills[size] = (buffers, self._captured_prefill(buffers))
         buffers, run = self._prefills[size]
         buffers.load(items, slots=self.slots, length=self.length)

@@ -46,7 +46,7 @@ class PrefillBuffers:
     view: View
 
     @classmethod
-    def make(cls, size: int, *, slots: int, cache: PackedCache) -> "PrefillBuffers":
+    def make(cls, size: int, *, cache: PackedCache) -> "PrefillBuffers":
         blocks, device = size // PREFILL_BLOCK, cache.shared.device
 
         def zeros(num: int, dtype: torch.dtype = torch.int64) -> Tensor:
@@ -66,7 +66,7 @@ class PrefillBuffers:
             tokens=zeros(size),
             positions=zeros(size),
             keep=zeros(blocks),
-            draw_rows=torch.full((blocks,), slots, dtype=torch.int32, device=device),
+            draw_rows=torch.full((blocks,), cache.slots, dtype=torch.int32, device=device),
             draw_base=zeros(blocks),
             view=view,
         )

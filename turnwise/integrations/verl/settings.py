@@ -15,8 +15,8 @@ _KL_FORMS = {"k1": "kl", "k2": "mse", "k3": "low_var_kl"}
 _DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 _NEVER = 1_000_000_000
 _ROLLOUT_NAME = "actor_rollout_ref.rollout.name"
-ENGINES = ("vllm", "sglang", "hf")
-"""The rollout engines that were seen to work."""
+_SEEN = ("vllm", "sglang", "hf")
+"""The rollout engines that were seen to keep the tokens of a stop string."""
 DEFAULT_CONTEXT = 4096
 """Tokens of a context where rollout.max_context is not set: verl must know before it loads a model."""
 
@@ -123,8 +123,8 @@ def refusals(config: Config, *, engine: str = "hf") -> list[str]:
         (
             "rollout.stop",
             config.rollout.stop,
-            bool(config.rollout.stop) and engine not in ENGINES,
-            f"that this engine keeps the tokens of a stop string was not checked; use one of {', '.join(ENGINES)}",
+            bool(config.rollout.stop) and engine not in _SEEN,
+            f"that this engine keeps the tokens of a stop string was not checked; use one of {', '.join(_SEEN)}",
         ),
         ("eval.after", config.eval.after, not config.eval.after and config.eval.every > 0, "verl validates at the end"),
     ]
