@@ -156,5 +156,11 @@ def test_compiled_scores_equal_plain_ones(size: int, softcap: float | None, capl
     assert "uncompiled" not in caplog.text
 
 
-def test_compiled_layers_give_the_same_gradient() -> None:
-    close(gradient(made(compile=True, packing=True)), gradient(made(packing=True)), by=0.02)
+def test_compiled_layers_give_the_same_gradient_and_are_compiled_in_one_piece() -> None:
+    import torch._dynamo.utils as dynamo
+
+    plain = gradient(made(packing=True))
+    dynamo.counters.clear()
+    close(gradient(made(compile=True, packing=True)), plain, by=0.02)
+    assert dynamo.counters["frames"]["ok"] > 0
+    assert not dynamo.counters["graph_break"], dict(dynamo.counters["graph_break"])

@@ -182,7 +182,7 @@ def test_the_kernel_is_called_as_each_torch_wants_it(extra: tuple[str, ...], mon
     arguments = {"scaling": 0.2, "cu_seq_lens_q": torch.tensor([0, 4, 7], dtype=torch.int32), "max_length_q": 4}
     expected, _ = packed_attention(torch.nn.Identity(), query, key, value, **arguments)
     causal = "window_size" if extra else "is_causal"
-    monkeypatch.setattr(packing, "_varlen", lambda: (kernel, frozenset({causal, *extra})))
+    monkeypatch.setattr(packing, "_KERNEL", packing.Kernel.of(kernel, frozenset({causal, *extra})))
     monkeypatch.setattr(packing, "has_kernel", lambda device, dtype: True)
     found, _ = packed_attention(torch.nn.Identity(), query, key, value, **arguments)
     assert found.shape == (1, 7, 4, 8)

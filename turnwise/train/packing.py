@@ -5,7 +5,6 @@
 is read from their config and then tried (`unpackable`); the others keep the padded path, which gives the same numbers.
 """
 
-import functools
 import heapq
 import inspect
 from collections.abc import Callable, Generator, Sequence
@@ -132,7 +131,6 @@ def packed_chunks(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
         count += 1
 
 
-@torch.compiler.disable
 def packed_attention(
     module: nn.Module,
     query: Tensor,  # [1, H, N, D]
@@ -158,7 +156,7 @@ def packed_attention(
     if has_kernel(query.device, query.dtype):
         out = _flash(query, key, value, cu_seq_lens_q, max_length_q, scaling)
     else:
-        out = _each_row(query, key, value, cu_seq_lens_q.tolist(), scaling)
+        out = _each_row(query, key, value, cu_seq_lens_q, scaling)
     return out[None], None
 
 
@@ -167,38 +165,42 @@ AttentionInterface.register(ATTENTION, packed_attention)
 
 def has_kernel(device: torch.device, dtype: torch.dtype) -> bool:
     """Whether packed rows are attended to by one kernel; elsewhere each row is attended to by itself."""
-    return device.type == "cuda" and dtype in (torch.bfloat16, torch.float16) and _varlen() is not None
-
-
-@functools.cache
-def _varlen() -> tuple[Callable[..., Tensor], frozenset[str]] | None:
-    """torch's attention over packed rows and its parameters' names; None where this torch has none (before 2.10)."""
-    if find_spec("torch.nn.attention.varlen") is None:
-        return None
-    from torch.nn.attention.varlen import varlen_attn
-
-    return cast(Callable[..., Tensor], varlen_attn), frozenset(inspect.signature(varlen_attn).parameters)
+    return device.type == "cuda" and dtype in (torch.bfloat16, torch.float16) and _KERNEL is not None
 
 
 def _flash(
     query: Tensor, key: Tensor, value: Tensor, boundaries: Tensor, longest: int, scaling: float | None
 ) -> Tensor:  # [N, H, D]
-    kernel = _varlen()
-    assert kernel is not None
-    attend, names = kernel
+    assert _KERNEL is not None
+    settings = _KERNEL.settings
     query, key, value = (states[0].transpose(0, 1) for states in (query, key, value))  # [N, H, D]
-    settings = varlen_settings(names)
     if "enable_gqa" not in settings and key.shape[1] != query.shape[1]:
         groups = query.shape[1] // key.shape[1]
         key, value = (states.repeat_interleave(groups, dim=1) for states in (key, value))
-    if scaling is not None and "scale" in names:
+    if scaling is not None and _KERNEL.scales:
         settings = {**settings, "scale": scaling}
     elif scaling is not None:
         query = query * (scaling * query.shape[2] ** 0.5)
-    return attend(query, key, value, boundaries, boundaries, longest, longest, **settings)
+    if torch.compiler.is_compiling():  # a compiled layer writes them like this, and reads the result as if they were
+        query, key, value = query.contiguous(), key.contiguous(), value.contiguous()
+    return _KERNEL.attend(query, key, value, boundaries, boundaries, longest, longest, **settings)
 
 
-@functools.cache
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Kernel:
+    """torch's attention over packed rows, and how this version of it is called."""
+
+    attend: Callable[..., Tensor]
+    settings: dict[str, Any]
+    scales: bool
+    """It can be told the scale of the logits."""
+
+    @classmethod
+    def of(cls, attend: Callable[..., Tensor], names: frozenset[str]) -> "Kernel":
+        """`attend`, whose parameters have these names."""
+        return cls(attend=attend, settings=varlen_settings(names), scales="scale" in names)
+
+
 def varlen_settings(names: frozenset[str]) -> dict[str, Any]:
     """How this torch's `varlen_attn` is told to be causal and to share keys among grouped heads, by its parameters.
 
@@ -210,8 +212,22 @@ def varlen_settings(names: frozenset[str]) -> dict[str, Any]:
     return {**causal, **({"enable_gqa": True} if "enable_gqa" in names else {})}
 
 
-def _each_row(
-    query: Tensor, key: Tensor, value: Tensor, boundaries: list[int], scaling: float | None
+def _kernel() -> Kernel | None:
+    """None where this torch has none (before 2.10)."""
+    if find_spec("torch.nn.attention.varlen") is None:
+        return None
+    from torch.nn.attention.varlen import varlen_attn
+
+    names = frozenset(inspect.signature(varlen_attn).parameters)
+    return Kernel.of(cast(Callable[..., Tensor], varlen_attn), names)
+
+
+_KERNEL = _kernel()
+"""Looked up once and beforehand: a compiled layer cannot look."""
+
+
+def _row_by_row(
+    query: Tensor, key: Tensor, value: Tensor, boundaries: Tensor, scaling: float | None
 ) -> Tensor:  # [N, H, D]
     grouped = query.shape[1] != key.shape[1]
     parts = [
@@ -223,10 +239,14 @@ def _each_row(
             scale=scaling,
             enable_gqa=grouped,
         )
-        for start, end in pairwise(boundaries)
+        for start, end in pairwise(boundaries.tolist())
         if end > start
     ]
     return torch.cat(parts, dim=2)[0].transpose(0, 1)
+
+
+_each_row: Callable[..., Tensor] = cast(Any, torch.compiler.disable)(_row_by_row)
+"""Where the rows begin is read from the device, which cannot be compiled."""
 
 
 @contextmanager
