@@ -6,7 +6,8 @@
 Every reply has exactly --tokens tokens, log-probs included, and the environment is FrozenLake. `generate` gets the
 conversations that our rollout played, whole, turn after turn in one padded batch, as TRL does without vLLM. Tokens per
 second are generated tokens over the wall time of the whole rollout, the environment's and the tokenizer's included
-for ours and left out for the peers. Of ours it says too what the device did: decode, prefill, or nothing.
+for ours and left out for the peers. Of ours it says too what the device did (decode, prefill, or nothing), and for
+how long the host worked.
 """
 
 import argparse
@@ -57,9 +58,9 @@ def ours(
     for step in range(1, 1 + options.repeats):
         generator.stats = GeneratorStats()
         torch.cuda.synchronize()
-        started = time.perf_counter()
+        started, worked = time.perf_counter(), time.thread_time()
         result = proxy.play(step)
-        seconds = time.perf_counter() - started
+        seconds, worked = time.perf_counter() - started, time.thread_time() - worked
         turns = sum(len(e.turns) for e in result.episodes)
         figures = {
             "engine": "turnwise",
@@ -69,6 +70,7 @@ def ours(
             "tokens_per_second": result.num_tokens / seconds,
             "episodes_per_second": episodes / seconds,
             "turns": turns,
+            "host_seconds": worked,
             "environment_seconds": sum(t.env_seconds for e in result.episodes for t in e.turns),
             "prefill_seconds": generator.stats.prefill_seconds,
             "decode_seconds": generator.stats.decode_seconds,
@@ -198,10 +200,10 @@ def main() -> None:
             f"{row['engine']:24s} {row['episodes']:9d} {row['tokens']:9d} {row['seconds']:9.2f} "
             f"{row['tokens_per_second']:10.0f}"
         )
-    print("share of the wall time; environments run on the host, while the device works or idles")
+    print("share of the wall time; the host works, on environments among others, while the device works or idles")
     for row in rows:
         if "decode_seconds" in row:
-            parts = ("decode", "prefill", "idle", "environment")
+            parts = ("decode", "prefill", "idle", "host", "environment")
             shares = ", ".join(f"{part} {100 * row[f'{part}_seconds'] / row['seconds']:.0f} %" for part in parts)
             print(f"{row['engine']:24s} {row['episodes']:9d} {shares}")
     if options.json:

@@ -155,7 +155,7 @@ class BlockRunner:
     def _launch(self) -> None:
         blocks, stats = self._blocks, self._requests.stats
         stats.evictions += self._scheduler.admit()
-        fresh = [state for state in self._scheduler.running if state.at < len(state.spans)]
+        fresh = self._scheduler.take_begun()
         given = sum(len(state.ids) - state.cached for state in fresh)
         shared, decoded = blocks.shared_tokens, blocks.decode_steps
         # Half a block at a time: a slot that ends waits for the end of this one and for the next. While slots fill up,

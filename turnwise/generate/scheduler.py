@@ -154,14 +154,16 @@ class Scheduler:
         self._waiting: deque[SessionState] = deque()
         self._running: dict[str, SessionState] = {}
         self._idle: dict[str, SessionState] = {}
+        self._begun: dict[str, SessionState] = {}
 
     @property
     def busy(self) -> bool:
         return bool(self._running or self._waiting)
 
-    @property
-    def running(self) -> tuple[SessionState, ...]:
-        return tuple(self._running.values())
+    def take_begun(self) -> list[SessionState]:
+        """The running sessions that were given their slots for a request since this was last asked."""
+        begun, self._begun = self._begun, {}
+        return list(begun.values())
 
     def prefill_rows(self, size: int) -> int:
         """Rows of one prefill pass in this bucket: the pass has about the same number of tokens in every bucket."""
@@ -171,7 +173,7 @@ class Scheduler:
         """Queues a session that was asked for something."""
         if state.slot is not None:
             del self._idle[state.key]
-            self._running[state.key] = state
+            self._run(state)
         else:
             self._waiting.append(state)
 
@@ -184,8 +186,11 @@ class Scheduler:
                 evicted += 1
             state = self._waiting.popleft()
             state.slot = heapq.heappop(self._free)
-            self._running[state.key] = state
+            self._run(state)
         return evicted
+
+    def _run(self, state: SessionState) -> None:
+        self._running[state.key] = self._begun[state.key] = state
 
     def next_prefill(self) -> tuple[list[SessionState], int]:
         """The sessions of the next prefill pass and its bucket: the first in line decides the bucket. May be none.
@@ -213,6 +218,7 @@ class Scheduler:
     def finish(self, state: SessionState) -> None:
         """The request is over. The session keeps its slot until somebody else needs it."""
         state.sampling = None
+        self._begun.pop(state.key, None)
         if self._running.pop(state.key, None) is not None:
             self._idle[state.key] = state
         elif state in self._waiting:
