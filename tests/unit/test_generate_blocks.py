@@ -13,6 +13,7 @@ from turnwise.generate.blocks.fused import FusedModel
 from turnwise.generate.blocks.launched import Launched
 from turnwise.generate.blocks.prefill import PREFILL_BLOCK, Prefill, pack, size_for
 from turnwise.generate.hf import HFGenerator
+from turnwise.rollout.loop import EventLoop
 from turnwise.testing.tiny import tiny_model, tiny_tokenizer
 from turnwise.types import Completion
 
@@ -155,6 +156,35 @@ def test_a_slow_device_is_kept_busy_and_holds_nobody_up() -> None:
     assert len(launched) > 10
     assert rounds > 2 * len(launched)  # others had their turn several times while a block ran
     assert sum(block.on_time for block in launched) >= 0.6 * len(launched)
+
+
+@pytest.mark.parametrize("wait", [0.0, 0.05])
+def test_event_loops_take_turns_while_the_device_still_runs(wait: float) -> None:
+    """A rollout's loop stops with its last reply, when a block that nobody waits for may still run: training and
+    evaluation have a loop each."""
+    expected_of, generator = make(), make()
+    launch = generator._blocks.engine.launch
+    generator._blocks.engine.launch = lambda **arguments: Late(launch(**arguments), seconds=0.01)
+    loops = (EventLoop(), EventLoop())
+    sampling = Sampling(max_tokens=14)
+
+    async def several(generator: HFGenerator, first: int) -> list[tuple[int, ...]]:
+        async with asyncio.timeout(20):
+            names = range(first, first + 3)
+            said = await asyncio.gather(*(talk(generator, name, turns=2, sampling=sampling) for name in names))
+        return [reply.ids for replies in said for reply in replies]
+
+    left = 0
+    for number in range(6):
+        expected = asyncio.run(several(expected_of, number))
+        assert loops[number % 2].run(several(generator, number)) == expected
+        left += generator._blocks.running
+        time.sleep(wait)
+        generator.free_cache()  # as before an update
+    assert left > 0, "no block was ever left running, so that nothing was tried"
+    for loop in loops:
+        loop.close()
+    assert generator._driver.done()
 
 
 def test_stop_strings_and_extra_stop_ids_cut_inside_a_block() -> None:

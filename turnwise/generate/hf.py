@@ -152,7 +152,7 @@ class HFGenerator:
         state.ask(new_ids, sampling=sampling, chunk=self._scheduler.chunk)
         limit = min(room, sampling.max_tokens)
         self._requests.submit(Request(state=state, future=future, stops=stops, limit=limit, start=len(state.ids)))
-        if self._driver is None or self._driver.done():
+        if self._driver is None or self._driver.done() or self._driver.get_loop() is not asyncio.get_running_loop():
             self._driver = asyncio.create_task(self._drive())
         try:
             return await future
@@ -204,11 +204,13 @@ class HFGenerator:
         """Runs until nobody waits."""
         if self._idle_since is not None:
             self.stats.idle_seconds += time.perf_counter() - self._idle_since
+        me = asyncio.current_task()
         try:
-            while self._runner.busy:
+            while self._runner.busy and self._driver is me:  # another event loop's requests have a driver of their own
                 await self._runner.run()
         except BaseException as error:
-            self._requests.fail_all(GeneratorError(f"generation stopped: {error!r}"))
+            if self._driver is me:
+                self._requests.fail_all(GeneratorError(f"generation stopped: {error!r}"))
             raise
         finally:
             self._idle_since = time.perf_counter()

@@ -37,8 +37,9 @@ class EventLoop:
             raise
 
     def close(self) -> None:
-        """Ends the loop. It may be used again, and is then a new one."""
+        """Ends the loop and whatever still runs on it. It may be used again, and is then a new one."""
         if self._loop is not None:
+            self._loop.run_until_complete(_cancel_all())
             self._loop.run_until_complete(self._loop.shutdown_asyncgens())
             self._loop.close()
             self._loop = None
