@@ -1,8 +1,10 @@
 """Batch: validated tensors that every estimator, loss and backend reads, with one meaning per tensor."""
 
-from collections.abc import Callable, Sequence
+from array import array
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -136,35 +138,55 @@ def collate(samples: Sequence[Sample], *, pad_id: int = 0) -> Batch:
     episode_numbers: dict[str, int] = {}
     state_numbers: dict[tuple[int, str], int] = {}
     episodes: list[int] = []
-    states: list[list[int]] = []
+    states, places = array("q"), array("q")  # by turn, row after row, and where a row's turn -1 is
     for sample in samples:
         episodes.append(episode_numbers.setdefault(sample.episode_id, len(episode_numbers)))
-        numbers = {
-            turn: state_numbers.setdefault((sample.group_id, key), len(state_numbers))
-            for turn, key in sample.state_keys.items()
-        }
-        states.append([numbers.get(turn, -1) for turn in sample.turn_ids])
+        places.append(len(states))
+        states.append(-1)
+        for turn in range(max(sample.state_keys, default=-1) + 1):
+            key = sample.state_keys.get(turn)
+            known = key is not None
+            states.append(state_numbers.setdefault((sample.group_id, key), len(state_numbers)) if known else -1)
 
-    def pad(rows: Sequence[Sequence[int | float | bool]], fill: float, dtype: torch.dtype) -> Tensor:
-        width = max(len(row) for row in rows)
-        filled = torch.full((len(rows), width), fill, dtype=dtype)
-        for index, row in enumerate(rows):
-            filled[index, : len(row)] = torch.tensor(row, dtype=dtype)
+    lengths = torch.tensor([len(sample.ids) for sample in samples])
+    real = torch.arange(int(lengths.max())) < lengths[:, None]
+
+    def pad(numbers: Tensor, fill: int) -> Tensor:
+        filled = torch.full(real.shape, fill, dtype=numbers.dtype)
+        filled[real] = numbers
         return filled
 
+    turn_ids = _flat("q", (sample.turn_ids for sample in samples))
+    state_places = _tensor(places).repeat_interleave(lengths) + turn_ids + 1
     return Batch(
-        input_ids=pad([s.ids for s in samples], pad_id, torch.int64),
-        attention_mask=pad([[1] * len(s.ids) for s in samples], 0, torch.int64),
-        response_mask=pad([s.response_mask for s in samples], 0, torch.bool),
-        loss_mask=pad([s.loss_mask for s in samples], 0, torch.bool),
-        turn_ids=pad([s.turn_ids for s in samples], -1, torch.int64),
-        rewards=pad([s.rewards for s in samples], 0, torch.float32),
-        logprobs=pad([s.logprobs for s in samples], 0, torch.float32),
-        state_ids=pad(states, -1, torch.int64),
+        input_ids=pad(_flat("q", (sample.ids for sample in samples)), pad_id),
+        attention_mask=real.long(),
+        response_mask=pad(_flags(sample.response_mask for sample in samples), 0),
+        loss_mask=pad(_flags(sample.loss_mask for sample in samples), 0),
+        turn_ids=pad(turn_ids, -1),
+        rewards=pad(_flat("f", (sample.rewards for sample in samples)), 0),
+        logprobs=pad(_flat("f", (sample.logprobs for sample in samples)), 0),
+        state_ids=pad(_tensor(states)[state_places], -1),
         episode_ids=torch.tensor(episodes),
-        group_ids=torch.tensor([s.group_id for s in samples]),
-        truncated=torch.tensor([s.truncated for s in samples]),
+        group_ids=torch.tensor([sample.group_id for sample in samples]),
+        truncated=torch.tensor([sample.truncated for sample in samples]),
     ).validate()
+
+
+def _flags(rows: Iterable[Sequence[bool]]) -> Tensor:
+    return torch.from_numpy(np.frombuffer(b"".join(map(bytes, rows)), dtype=np.bool_).copy())
+
+
+def _flat(code: str, rows: Iterable[Sequence[int | float]]) -> Tensor:
+    """All rows end to end: an array takes them from Python several times as fast as a tensor does."""
+    numbers = array(code)
+    for row in rows:
+        numbers.extend(row)
+    return _tensor(numbers)
+
+
+def _tensor(numbers: "array[int] | array[float]") -> Tensor:
+    return torch.from_numpy(np.array(numbers))
 
 
 _PER_ROW = {"episode_ids", "group_ids", "truncated", "bootstrap"}
