@@ -69,6 +69,7 @@ class TextTurns:
         self._fixed_actions = env.actions  # what a reset sets instead belongs to a state, whose text must show it
         limit = {"max_actions_per_turn": 1} if env.max_turns == 1 else {}
         self._format = config.format.model_copy(update=limit)
+        self._form: tuple[tuple[str, ...], str] | None = None
 
     @property
     def max_turns(self) -> int | None:
@@ -171,13 +172,19 @@ class TextTurns:
         lines = [self._text]
         if self._actions_left is not None:
             lines.append(f"Actions left: {self._actions_left}.")
-        form = answer_form(self._format, self.env.actions)
+        form = self._asked_form()
         reminder = self.config.format.reminder
         if not valid and reminder != "never":
             lines.append(f"No legal action in your reply. Reply with {form}.")
         elif reminder == "always":
             lines.append(f"Reply with {form}.")
         return Message(role="user", content="\n".join(lines))
+
+    def _asked_form(self) -> str:
+        actions = tuple(self.env.actions)
+        if self._form is None or self._form[0] != actions:  # the legal actions of most environments never change
+            self._form = actions, answer_form(self._format, actions)
+        return self._form[1]
 
     def _state_key(self) -> str:
         key = self._call("state_key", self.env.state_key)

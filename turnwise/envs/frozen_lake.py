@@ -12,6 +12,8 @@ from turnwise.seeding import derive_seed
 
 _MOVES = {"left": (0, -1), "down": (1, 0), "right": (0, 1), "up": (-1, 0)}
 _AROUND = ("left", "down", "right", "up")  # neighbours in this ring are the directions that a slip may take
+_SHOWN = str.maketrans("SFH", "__O")
+_ME = {"_": "P", "O": "X", "G": "V"}
 Cell = tuple[int, int]
 
 
@@ -119,7 +121,7 @@ class FrozenLake(BaseEnv):
     def _start(self, rows: tuple[str, ...], rng: Random) -> Cell:
         if not (self.random_start or self.random_goal):
             return (0, 0)
-        return rng.choice(sorted(cell for cell, distance in _distances(rows).items() if distance > 0))
+        return rng.choice(_starts(rows))
 
     def _instruction(self) -> str:
         lines = ["You walk on a frozen lake. Reach the goal, avoid the holes."]
@@ -136,19 +138,39 @@ class FrozenLake(BaseEnv):
         if self.observation != "coordinates":
             shown.append(self._grid())
         if self.observation != "grid":
-            holes = ", ".join(map(str, self._cells("H"))) or "none"
-            shown.append(f"You: {self._cell}. Goal: {self._cells('G')[0]}. Holes: {holes}.")
+            shown.append(f"You: {self._cell}. {_places(self._rows)}")
         return "\n".join(shown)
 
     def _grid(self) -> str:
-        signs = [["_" if cell in "SF" else "O" if cell == "H" else "G" for cell in row] for row in self._rows]
-        row, column = self._cell
-        if self._rows:
-            signs[row][column] = {"_": "P", "O": "X", "G": "V"}[signs[row][column]]
-        return "\n".join(" ".join(line) for line in signs)
+        lines = list(_signs(self._rows))
+        if lines:
+            row, column = self._cell
+            line = lines[row]
+            lines[row] = f"{line[: 2 * column]}{_ME[line[2 * column]]}{line[2 * column + 1 :]}"
+        return "\n".join(lines)
 
-    def _cells(self, kind: str) -> list[Cell]:
-        return [(i, j) for i, row in enumerate(self._rows) for j, cell in enumerate(row) if cell == kind]
+
+@lru_cache(maxsize=4096)
+def _signs(rows: tuple[str, ...]) -> tuple[str, ...]:
+    """The map's lines without anybody on it."""
+    return tuple(" ".join(row.translate(_SHOWN)) for row in rows)
+
+
+@lru_cache(maxsize=4096)
+def _places(rows: tuple[str, ...]) -> str:
+    """Where goal and holes are."""
+    goal, *_ = _cells(rows, "G")
+    return f"Goal: {goal}. Holes: {', '.join(map(str, _cells(rows, 'H'))) or 'none'}."
+
+
+def _cells(rows: tuple[str, ...], kind: str) -> list[Cell]:
+    return [(i, j) for i, row in enumerate(rows) for j, cell in enumerate(row) if cell == kind]
+
+
+@lru_cache(maxsize=4096)
+def _starts(rows: tuple[str, ...]) -> tuple[Cell, ...]:
+    """The cells other than the goal that have a way to it."""
+    return tuple(sorted(cell for cell, distance in _distances(rows).items() if distance > 0))
 
 
 def _distances(rows: tuple[str, ...]) -> dict[Cell, int]:

@@ -94,6 +94,7 @@ class HFGenerator:
         self.stop_ids = own | frozenset(stop_ids)
         self._requests = Requests(self._scheduler, policy_version=policy_version)
         self._driver: asyncio.Task[None] | None = None
+        self._checker: tuple[tuple[tuple[str, ...], tuple[int, ...]], StopChecker] | None = None
         self._idle_since: float | None = None
         blocks = weight.device.type == "cuda" if engine == "auto" else engine == "blocks"
         self._blocks: BlockDriver | None = None
@@ -146,8 +147,7 @@ class HFGenerator:
                 f"a session holds at most {self._max_context} ids, and {len(state.ids)} held plus {len(new_ids)} new "
                 "leave no room for a reply; shorten the prompt or raise max_context"
             )
-        stop_ids = self.stop_ids.union(sampling.stop_ids) if sampling.stop_ids else self.stop_ids
-        stops = StopChecker(self._tokenizer, ids=stop_ids, strings=sampling.stop)
+        stops = self._stops(sampling)
         future: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
         state.ask(new_ids, sampling=sampling, chunk=self._scheduler.chunk)
         limit = min(room, sampling.max_tokens)
@@ -159,6 +159,14 @@ class HFGenerator:
         except asyncio.CancelledError:
             self._requests.withdraw(state)
             raise
+
+    def _stops(self, sampling: Sampling) -> StopChecker:
+        """What ends a completion. Kept for the next ones, which are nearly always asked for in the same way."""
+        asked = (sampling.stop, sampling.stop_ids)
+        if self._checker is None or self._checker[0] != asked:
+            ids = self.stop_ids.union(sampling.stop_ids)
+            self._checker = asked, StopChecker(self._tokenizer, ids=ids, strings=sampling.stop)
+        return self._checker[1]
 
     async def release(self, session: Session) -> None:
         self._requests.release(session.key)

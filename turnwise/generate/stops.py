@@ -32,7 +32,8 @@ class StopChecker:
     """Says after each token whether the completion ends there.
 
     A stop string is looked for in the text of the last tokens only, as many as could hold it: a token has at least
-    one byte and a character at most four, so the cost of a token does not grow with the completion.
+    one byte and a character at most four, so the cost of a token does not grow with the completion. Where the last
+    character of every stop string is a single byte, only a token that has such a character is looked at.
 
     Example:
         >>> from turnwise.testing.tiny import tiny_tokenizer
@@ -50,12 +51,24 @@ class StopChecker:
         if "" in self._strings:
             raise ValueError("a stop string must not be empty; remove it from `stop`")
         self._tail = max((4 * len(string) + 8 for string in self._strings), default=0)
+        ends = {string[-1] for string in self._strings}
+        self._ends = ends if all(map(str.isascii, ends)) else None
+        self._may_end: dict[int, bool] = {}
 
     def reached(self, completion: Sequence[int]) -> bool:
         """True where the completion's last token ends it."""
-        if completion[-1] in self._ids:
+        last = completion[-1]
+        if last in self._ids:
             return True
-        if not self._strings:
+        if not self._strings or not self._can_end(last):
             return False
         text = self._tokenizer.decode(completion[-self._tail :], skip_special_tokens=False)
         return any(string in text for string in self._strings)
+
+    def _can_end(self, token: int) -> bool:
+        """Whether a stop string can be complete with this token and not before."""
+        known = self._may_end.get(token)
+        if known is None:
+            text = "" if self._ends is None else self._tokenizer.decode([token], skip_special_tokens=False)
+            known = self._may_end[token] = self._ends is None or any(end in text for end in self._ends)
+        return known
