@@ -3,6 +3,7 @@
 import importlib.util
 import itertools
 import math
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast
 
 from turnwise.generate.base import Sampling
 from turnwise.generate.passes import attention_lengths, exact_lengths
@@ -97,6 +100,45 @@ def test_a_stop_string_is_found_in_any_place_even_across_bytes():
     assert stops.reached(said)
     with pytest.raises(ValueError, match="empty"):
         StopChecker(tokenizer, ids=frozenset(), strings=("",))
+
+
+PIECES = ("</answer>", "</ans", "wer>", ">", "<", "\u00e9", "\n", " ", "!", "ab", "\u4e16")
+STOPS = ("</answer>", "\n\n", "\u00e9", "\u00e9!", "b ", ">")
+
+
+@cache
+def merged_tokenizer() -> PreTrainedTokenizerFast:
+    """A byte-level BPE whose tokens span the ends of stop strings."""
+    core = Tokenizer(models.BPE())
+    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    core.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=330, initial_alphabet=alphabet, show_progress=False)
+    core.train_from_iterator(["a</answer>, b</answer>; \u00e9\n\n x\u00e9! </answer>a"] * 9, trainer)
+    return PreTrainedTokenizerFast(tokenizer_object=core)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.sampled_from(["bytes", "merged"]),
+    st.lists(
+        st.sampled_from(["</answer>", "</ans", "wer>", ">", "<", "\u00e9", "\n", " ", "!", "ab", "\u4e16"]), max_size=9
+    ),
+    st.lists(
+        st.sampled_from(["</answer>", "\n\n", "\u00e9", "\u00e9!", "b ", ">"]), min_size=1, max_size=2, unique=True
+    ),
+)
+def test_a_stop_string_ends_a_completion_with_the_first_token_that_completes_it(
+    kind: str, pieces: list[str], strings: list[str]
+) -> None:
+    tokenizer = tiny_tokenizer() if kind == "bytes" else merged_tokenizer()
+    said = tokenizer.encode("".join(pieces), add_special_tokens=False)
+    stops = StopChecker(tokenizer, ids=frozenset(), strings=strings)
+    for end in range(1, len(said) + 1):
+        held = any(string in tokenizer.decode(said[:end]) for string in strings)
+        assert stops.reached(said[:end]) == held
+        if held:
+            break
 
 
 def test_end_ids_of_a_tokenizer_without_a_template():

@@ -33,7 +33,7 @@ class StopChecker:
 
     A stop string is looked for in the text of the last tokens only, as many as could hold it: a token has at least
     one byte and a character at most four, so the cost of a token does not grow with the completion. Where the last
-    character of every stop string is a single byte, only a token that has such a character is looked at.
+    character of every stop string is a single byte that no decoder strips, only a token that has it is looked at.
 
     Example:
         >>> from turnwise.testing.tiny import tiny_tokenizer
@@ -52,7 +52,7 @@ class StopChecker:
             raise ValueError("a stop string must not be empty; remove it from `stop`")
         self._tail = max((4 * len(string) + 8 for string in self._strings), default=0)
         ends = {string[-1] for string in self._strings}
-        self._ends = ends if all(map(str.isascii, ends)) else None
+        self._ends = ends if all(end.isascii() and not end.isspace() for end in ends) else None
         self._may_end: dict[int, bool] = {}
 
     def reached(self, completion: Sequence[int]) -> bool:
