@@ -1,6 +1,7 @@
 """Packed rows: the same scores, values, losses and gradients as padded ones, for every shape of batch."""
 
 import logging
+from itertools import pairwise
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from turnwise.algos.estimators import compute_advantages
 from turnwise.config.schema import TrainConfig
 from turnwise.data.batch import Batch, collate
 from turnwise.testing.tiny import tiny_model
-from turnwise.train import packing
+from turnwise.train import packing, update
 from turnwise.train.packing import Layout, packed_attention, packed_chunks, packed_passes, unpackable
 from turnwise.train.policy import Policy, Precision, make_critic, prepare
 from turnwise.train.update import Learner, choose_packing
@@ -218,3 +219,69 @@ def test_compiled_layers_give_the_same_gradients_and_leave_no_trace(kind: str) -
     torch.testing.assert_close(found[2], found[0], atol=1e-5, rtol=1e-4)
     torch.testing.assert_close(found[3], found[1], atol=1e-5, rtol=1e-4)
     assert torch._dynamo.utils.counters["frames"]["ok"] > 0
+
+
+def rows_of(boundaries: torch.Tensor) -> list[tuple[int, int]]:
+    return list(pairwise(boundaries.tolist()))
+
+
+@pytest.fixture
+def kernel_on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch's attention over packed rows is for CUDA alone. Given a CPU's arithmetic, it is traced and compiled here as
+    it is there."""
+    varlen = pytest.importorskip("torch.nn.attention.varlen")
+
+    def forward(query, key, value, rows, rows_k, longest, longest_k, causal=False, scale=None, window=None, *others):
+        assert causal
+        parts = [[states[a:b].transpose(0, 1) for states in (query, key, value)] for a, b in rows_of(rows)]
+        outs = [
+            torch.nn.functional.scaled_dot_product_attention(*part, is_causal=True, scale=scale, enable_gqa=True)
+            for part in parts
+        ]
+        lse = torch.empty(query.shape[1], query.shape[0])
+        return torch.cat(outs, 1).transpose(0, 1).contiguous(), lse, torch.zeros(2, dtype=torch.uint64)
+
+    def backward(grad, query, key, value, out, lse, rows, rows_k, longest, longest_k, causal, rng, scale=None, *others):
+        found = [torch.zeros_like(states) for states in (query, key, value)]
+        groups = query.shape[1] // key.shape[1]
+        for a, b in rows_of(rows):
+            q, g = (states[a:b].transpose(0, 1) for states in (query, grad))
+            k, v = (states[a:b].transpose(0, 1).repeat_interleave(groups, 0) for states in (key, value))
+            later = torch.ones(b - a, b - a, dtype=torch.bool).triu(1)
+            weights = (q @ k.mT * scale).masked_fill(later, -torch.inf).softmax(-1)
+            inner = g @ v.mT
+            logits = weights * (inner - (inner * weights).sum(-1, keepdim=True)) * scale
+            by_head = (logits @ k, logits.mT @ q, weights.mT @ g)
+            for target, grads in zip(found, by_head, strict=True):
+                heads = grads.unflatten(0, (target.shape[1], -1)).sum(1)
+                target[a:b] = heads.transpose(0, 1)
+        return tuple(found)
+
+    varlen._varlen_attn.register_kernel("cpu")(forward)
+    varlen._varlen_attn_backward.register_kernel("cpu")(backward)
+    for module in (packing, update):
+        monkeypatch.setattr(module, "has_kernel", lambda device, dtype: True)
+
+
+@pytest.mark.slow  # the compiler takes most of a minute
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_a_layer_is_compiled_in_one_piece_with_the_kernel_inside(kernel_on_cpu: None, checkpointing: bool) -> None:
+    from torch._dynamo.utils import counters
+
+    found: list[torch.Tensor] = []
+    for compiled in (False, True):
+        model = prepare(tiny_model("qwen3"), gradient_checkpointing=checkpointing)
+        precision = Precision.choose("float32", device="cpu")
+        learns = learner(Policy(model, None, precision=precision, compile=compiled), algorithm("grpo"), packing=True)
+        assert learns.packing
+        counters.clear()
+        for given_rows in (batch(), batch().select(torch.tensor([1, 0]))):  # nothing is tied to a shape
+            rows = compute_advantages(learns.score(given_rows, old_logprobs=True), learns.algorithm)[0]
+            learns.policy.train_mode(True)
+            learns.gradients(rows)
+            found.append(gradients(learns))
+    torch.testing.assert_close(found[2], found[0], atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(found[3], found[1], atol=1e-5, rtol=1e-4)
+    assert counters["frames"]["ok"] > 0
+    assert not counters["graph_break"], dict(counters["graph_break"])
+    torch._dynamo.reset()
