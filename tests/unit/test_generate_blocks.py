@@ -187,6 +187,32 @@ def test_event_loops_take_turns_while_the_device_still_runs(wait: float) -> None
     assert generator._driver.done()
 
 
+def test_a_request_that_outlasts_its_loops_run_is_answered_when_the_loop_goes_on() -> None:
+    generator, expected_of = make(), make()
+    launch = generator._blocks.engine.launch
+    generator._blocks.engine.launch = lambda **arguments: Late(launch(**arguments), seconds=0.01)
+    one, other = EventLoop(), EventLoop()
+    sampling = Sampling(max_tokens=23)
+    begun: list[asyncio.Task[list[Completion]]] = []
+
+    async def begin() -> None:
+        begun.append(asyncio.create_task(talk(generator, 1, turns=2, sampling=sampling)))
+        await asyncio.sleep(0.015)
+
+    async def end() -> list[Completion]:
+        async with asyncio.timeout(20):
+            return await begun[0]
+
+    one.run(begin())
+    assert not begun[0].done()
+    said = [other.run(talk(generator, 2, turns=1, sampling=sampling)), one.run(end())]
+    for name, replies in zip((2, 1), said, strict=True):
+        expected = asyncio.run(talk(expected_of, name, turns=len(replies), sampling=sampling))
+        assert [reply.ids for reply in replies] == [reply.ids for reply in expected]
+    for loop in (one, other):
+        loop.close()
+
+
 def test_stop_strings_and_extra_stop_ids_cut_inside_a_block() -> None:
     generator = make()
     session = Session(key="a", seed=3)

@@ -212,16 +212,24 @@ class HFGenerator:
         """Runs until nobody waits."""
         if self._idle_since is not None:
             self.stats.idle_seconds += time.perf_counter() - self._idle_since
-        me = asyncio.current_task()
         try:
-            while self._runner.busy and self._driver is me:  # another event loop's requests have a driver of their own
+            while self._runner.busy and self._drives():
                 await self._runner.run()
         except BaseException as error:
-            if self._driver is me:
+            if self._drives():
                 self._requests.fail_all(GeneratorError(f"generation stopped: {error!r}"))
             raise
         finally:
             self._idle_since = time.perf_counter()
+
+    def _drives(self) -> bool:
+        """Whether the running task is the driver. There is one, on the event loop that runs: a loop may stop with its
+        last completion while its driver still waits for the device, and another one may ask meanwhile."""
+        me = asyncio.current_task()
+        assert self._driver is not None
+        if self._driver is not me and not self._driver.get_loop().is_running():
+            self._driver = me
+        return self._driver is me
 
     def _make_passes(self, model: PreTrainedModel, *, slots: int, exact: bool) -> Passes:
         reason = unsupported(model, max_context=self._max_context)
