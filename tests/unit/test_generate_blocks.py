@@ -192,11 +192,11 @@ def test_a_request_that_outlasts_its_loops_run_is_answered_when_the_loop_goes_on
     launch = generator._blocks.engine.launch
     generator._blocks.engine.launch = lambda **arguments: Late(launch(**arguments), seconds=0.01)
     one, other = EventLoop(), EventLoop()
-    sampling = Sampling(max_tokens=23)
+    long, short = Sampling(max_tokens=90, temperature=0.0), Sampling(max_tokens=3)
     begun: list[asyncio.Task[list[Completion]]] = []
 
     async def begin() -> None:
-        begun.append(asyncio.create_task(talk(generator, 1, turns=2, sampling=sampling)))
+        begun.append(asyncio.create_task(talk(generator, 1, turns=1, sampling=long)))
         await asyncio.sleep(0.015)
 
     async def end() -> list[Completion]:
@@ -204,10 +204,10 @@ def test_a_request_that_outlasts_its_loops_run_is_answered_when_the_loop_goes_on
             return await begun[0]
 
     one.run(begin())
+    said = other.run(talk(generator, 2, turns=1, sampling=short))
     assert not begun[0].done()
-    said = [other.run(talk(generator, 2, turns=1, sampling=sampling)), one.run(end())]
-    for name, replies in zip((2, 1), said, strict=True):
-        expected = asyncio.run(talk(expected_of, name, turns=len(replies), sampling=sampling))
+    for name, sampling, replies in ((1, long, one.run(end())), (2, short, said)):
+        expected = asyncio.run(talk(expected_of, name, turns=1, sampling=sampling))
         assert [reply.ids for reply in replies] == [reply.ids for reply in expected]
     for loop in (one, other):
         loop.close()
