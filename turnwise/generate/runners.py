@@ -158,10 +158,7 @@ class BlockRunner:
         fresh = self._scheduler.take_begun()
         given = sum(len(state.ids) - state.cached for state in fresh)
         shared, decoded = blocks.shared_tokens, blocks.decode_steps
-        # Half a block at a time: a slot that ends waits for the end of this one and for the next. While slots fill up,
-        # at a rollout's start above all, even less, so that those who come next begin sooner.
-        filling = bool(fresh) and 4 * (blocks.num_live + len(fresh)) < 3 * blocks.engine.slots
-        steps = max(1, blocks.engine.steps // (8 if filling else 2))
+        steps = max(1, blocks.engine.steps // 2)  # a slot that ends waits for the end of this block and for the next
         blocks.launch([self._requests.open[state.key] for state in fresh], steps=steps)
         shared = blocks.shared_tokens - shared
         stats.shared_tokens += shared

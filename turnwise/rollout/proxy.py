@@ -23,7 +23,7 @@ from turnwise.types import Episode, Message, Status
 logger = logging.getLogger(__name__)
 MAX_WORKER_LOSSES = 20  # restarts that an episode gets for free, because another one took its worker down
 EPISODES_PER_WAVE = 32  # episodes that are started before the generator gets its turn, at least
-WAVES = 8  # and at most so many waves
+WAVES = 32  # and at most so many waves
 CANCEL_SECONDS = 5.0  # what a cancelled episode gets to close its environment
 
 
