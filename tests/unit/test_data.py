@@ -140,6 +140,24 @@ def test_contradictions_are_refused(changes: dict[str, object], message: str) ->
         collate([sample_of(**changes)])
 
 
+def test_sequences_of_different_lengths_are_refused_even_where_rows_make_up_for_each_other() -> None:
+    row = sample_of()
+    for name in ("response_mask", "loss_mask", "logprobs", "turn_ids", "rewards"):
+        values = getattr(row, name)
+        longer, shorter = (sample_of(**{name: given}) for given in ((*values, values[0]), values[:-1]))
+        with pytest.raises(ValueError, match=rf"6 ids and 7 {name}"):
+            collate([longer, shorter])
+        with pytest.raises(ValueError, match=rf"6 ids and 5 {name}"):
+            collate([row, shorter])
+
+
+def test_a_turn_without_a_state_is_refused_and_never_given_the_next_rows() -> None:
+    others = [sample_of(episode_id="f"), sample_of(episode_id="g")]
+    for keys, last in (({}, 1), ({0: "s"}, 1), ({1: "s"}, 1), ({0: "s"}, 2), ({0: "s"}, 3)):
+        with pytest.raises(ValueError, match="state_ids"):
+            collate([sample_of(state_keys=keys, turn_ids=(-1, -1, 0, 0, -1, last)), *others])
+
+
 def test_attention_mask_depends_on_neither_mask() -> None:
     nobody = (False,) * 6
     silent = sample_of(response_mask=nobody, loss_mask=nobody, turn_ids=(-1,) * 6, rewards=(0,) * 6, logprobs=(0,) * 6)

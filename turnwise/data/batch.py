@@ -138,15 +138,18 @@ def collate(samples: Sequence[Sample], *, pad_id: int = 0) -> Batch:
     episode_numbers: dict[str, int] = {}
     state_numbers: dict[tuple[int, str], int] = {}
     episodes: list[int] = []
-    states, places = array("q"), array("q")  # by turn, row after row, and where a row's turn -1 is
+    states: list[int] = []  # row after row: -1 for no state, then the state of every turn
+    places: list[int] = []  # where a row's begin
+    turns: list[int] = []  # how many turns it has
     for sample in samples:
+        _same_lengths(sample)
         episodes.append(episode_numbers.setdefault(sample.episode_id, len(episode_numbers)))
         places.append(len(states))
+        turns.append(max(sample.state_keys, default=-1) + 1)
         states.append(-1)
-        for turn in range(max(sample.state_keys, default=-1) + 1):
+        for turn in range(turns[-1]):
             key = sample.state_keys.get(turn)
-            known = key is not None
-            states.append(state_numbers.setdefault((sample.group_id, key), len(state_numbers)) if known else -1)
+            states.append(-1 if key is None else state_numbers.setdefault((sample.group_id, key), len(state_numbers)))
 
     lengths = torch.tensor([len(sample.ids) for sample in samples])
     real = torch.arange(int(lengths.max())) < lengths[:, None]
@@ -157,7 +160,8 @@ def collate(samples: Sequence[Sample], *, pad_id: int = 0) -> Batch:
         return filled
 
     turn_ids = _flat("q", (sample.turn_ids for sample in samples))
-    state_places = _tensor(places).repeat_interleave(lengths) + turn_ids + 1
+    known = (turn_ids >= 0) & (turn_ids < torch.tensor(turns).repeat_interleave(lengths))
+    at = torch.tensor(places).repeat_interleave(lengths) + (turn_ids + 1) * known
     return Batch(
         input_ids=pad(_flat("q", (sample.ids for sample in samples)), pad_id),
         attention_mask=real.long(),
@@ -166,15 +170,25 @@ def collate(samples: Sequence[Sample], *, pad_id: int = 0) -> Batch:
         turn_ids=pad(turn_ids, -1),
         rewards=pad(_flat("f", (sample.rewards for sample in samples)), 0),
         logprobs=pad(_flat("f", (sample.logprobs for sample in samples)), 0),
-        state_ids=pad(_tensor(states)[state_places], -1),
+        state_ids=pad(torch.tensor(states)[at], -1),
         episode_ids=torch.tensor(episodes),
         group_ids=torch.tensor([sample.group_id for sample in samples]),
         truncated=torch.tensor([sample.truncated for sample in samples]),
     ).validate()
 
 
+def _same_lengths(sample: Sample) -> None:
+    """Raises ValueError where a sequence is longer or shorter than the ids: it would shift all rows after it."""
+    for name in ("response_mask", "loss_mask", "logprobs", "turn_ids", "rewards"):
+        if len(getattr(sample, name)) != len(sample.ids):
+            raise ValueError(
+                f"a sample of episode {sample.episode_id} has {len(sample.ids)} ids and "
+                f"{len(getattr(sample, name))} {name}; all sequences of a sample are equally long"
+            )
+
+
 def _flags(rows: Iterable[Sequence[bool]]) -> Tensor:
-    return torch.from_numpy(np.frombuffer(b"".join(map(bytes, rows)), dtype=np.bool_).copy())
+    return torch.from_numpy(np.frombuffer(b"".join(map(bytes, rows)), dtype=np.uint8) != 0)
 
 
 def _flat(code: str, rows: Iterable[Sequence[int | float]]) -> Tensor:
@@ -182,10 +196,6 @@ def _flat(code: str, rows: Iterable[Sequence[int | float]]) -> Tensor:
     numbers = array(code)
     for row in rows:
         numbers.extend(row)
-    return _tensor(numbers)
-
-
-def _tensor(numbers: "array[int] | array[float]") -> Tensor:
     return torch.from_numpy(np.array(numbers))
 
 

@@ -172,12 +172,11 @@ class TextTurns:
         lines = [self._text]
         if self._actions_left is not None:
             lines.append(f"Actions left: {self._actions_left}.")
-        form = self._asked_form()
         reminder = self.config.format.reminder
         if not valid and reminder != "never":
-            lines.append(f"No legal action in your reply. Reply with {form}.")
+            lines.append(f"No legal action in your reply. Reply with {self._asked_form()}.")
         elif reminder == "always":
-            lines.append(f"Reply with {form}.")
+            lines.append(f"Reply with {self._asked_form()}.")
         return Message(role="user", content="\n".join(lines))
 
     def _asked_form(self) -> str:

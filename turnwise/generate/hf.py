@@ -216,15 +216,15 @@ class HFGenerator:
             while self._runner.busy and self._drives():
                 await self._runner.run()
         except BaseException as error:
-            if self._drives():
+            if self._driver is asyncio.current_task():
                 self._requests.fail_all(GeneratorError(f"generation stopped: {error!r}"))
             raise
         finally:
             self._idle_since = time.perf_counter()
 
     def _drives(self) -> bool:
-        """Whether the running task is the driver. There is one, on the event loop that runs: a loop may stop with its
-        last completion while its driver still waits for the device, and another one may ask meanwhile."""
+        """Whether the running task is the driver, which it becomes where the other one's event loop stands still: a
+        loop may stop with its last completion while its driver waits for the device, and another may ask meanwhile."""
         me = asyncio.current_task()
         assert self._driver is not None
         if self._driver is not me and not self._driver.get_loop().is_running():

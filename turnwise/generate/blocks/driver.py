@@ -96,10 +96,6 @@ class BlockDriver:
         """Whether the device is about to have nothing to do, so that the next block should be launched now."""
         return not self._unread or self._unread[-1][1].ending
 
-    @property
-    def num_live(self) -> int:
-        return len(self._live)
-
     def launch(self, waiting: Sequence[Request], *, steps: int | None = None) -> None:
         """Launches the next block, if anybody is to have tokens, with `waiting` requests beginning in it.
 
