@@ -26,16 +26,23 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(),
 )
 def test_attention_equals_plain_torch(dtype, block, window, cap, heads, kv_heads, dim) -> None:
     torch.manual_seed(0)
-    blocks, slots, length = 6, 4, 200
-    query = torch.randn(blocks * block, heads, dim, device="cuda", dtype=dtype)
-    keys, values = (torch.randn(slots + 1, kv_heads, length + 1, dim, device="cuda", dtype=dtype) for _ in range(2))
-    rows = torch.tensor([0, 1, 2, 3, 0, 4], device="cuda", dtype=torch.int32)
+    length = 200
+
+    def numbers(*values: int) -> torch.Tensor:
+        return torch.tensor(values, device="cuda", dtype=torch.int32)
+
     first = torch.tensor([0, 5, 63, 150, 64, 0], device="cuda")
-    count = torch.tensor([1, block, max(1, block // 2), block, 1, 0], device="cuda", dtype=torch.int32)
-    holders = torch.tensor([0, 1, 1, 0, 4], device="cuda", dtype=torch.int32)  # slots 2 and 3 begin in others
-    shared = torch.tensor([0, 0, 0, 128, 0], device="cuda", dtype=torch.int32)
-    shared[2] = 64 if block == 1 else 0  # a block's own tokens are never shared
-    arguments = (query, keys, values, rows, first, count, holders, shared, block, dim**-0.5, window, cap)
+    count = numbers(1, block, max(1, block // 2), block, 1, 0)
+    rows = at = None
+    holders, shared = numbers(0, 1, 1, 0, 4, 5, 6), numbers(0, 0, 0, 128, 0, 0, 0)  # slots 2 and 3 begin in others
+    if block == 1:
+        shared[2] = 64  # a block's own tokens are never shared
+    else:
+        rows, at = numbers(0, 1, 2, 3, 0, 6), count.cumsum(0) - count  # end to end, and one block of padding
+    num = int(count.sum()) + (block if block > 1 else 1)
+    query = torch.randn(num, heads, dim, device="cuda", dtype=dtype)
+    keys, values = (torch.randn(7, kv_heads, length + 1, dim, device="cuda", dtype=dtype) for _ in range(2))
+    arguments = (query, keys, values, rows, at, first, count, holders, shared, block, dim**-0.5, window, cap)
     tolerance = 2e-5 if dtype == torch.float32 else 2e-2
     torch.testing.assert_close(
         ops.attend(*arguments), ops._attend_reference(*arguments), atol=tolerance, rtol=tolerance

@@ -13,12 +13,12 @@ def attention() -> None:
     keys, values = torch.randn(6, 3, 301, 64), torch.randn(6, 3, 301, 64)
     holders = torch.tensor([0, 0, 2, 0, 4, 5], dtype=torch.int32)
     shared = torch.tensor([0, 64, 0, 128, 0, 0], dtype=torch.int32)
-    for block, rows, first, count in (
-        (1, [0, 3, 1, 4, 5], [70, 130, 64, 255, 10], [1, 1, 1, 1, 0]),
-        (16, [1, 3, 2, 5], [66, 140, 0, 0], [16, 9, 3, 0]),
+    for block, rows, at, first, count in (
+        (1, None, None, [70, 130, 64, 255, 10], [1, 1, 1, 1, 0]),
+        (16, [1, 3, 2, 5, 5], [0, 16, 25, 28, 44], [66, 140, 0, 0, 0], [16, 9, 3, 0, 0]),  # end to end, then padding
     ):
-        where = (torch.tensor(rows, dtype=torch.int32), torch.tensor(first), torch.tensor(count, dtype=torch.int32))
-        query = torch.randn(len(rows) * block, 9, 64)
+        where = [None if numbers is None else torch.tensor(numbers) for numbers in (rows, at, first, count)]
+        query = torch.randn(5 if block == 1 else 50, 9, 64)
         for window, cap in ((0, 0.0), (50, 0.0), (0, 20.0)):
             found = kernels.attend(
                 query, keys, values, *where, holders, shared, block=block, scale=0.125, window=window, cap=cap

@@ -8,8 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from turnwise.generate.base import GeneratorError, Sampling, Session
+from turnwise.generate.blocks.cache import PackedCache
 from turnwise.generate.blocks.fused import FusedModel
-from turnwise.generate.blocks.prefill import PREFILL_BLOCK, Prefill, pack, size_for
+from turnwise.generate.blocks.prefill import PREFILL_BLOCK, Prefill, PrefillBuffers, pack, size_for
 from turnwise.generate.hf import HFGenerator
 from turnwise.testing.tiny import tiny_model, tiny_tokenizer
 from turnwise.types import Completion
@@ -180,7 +181,44 @@ def test_long_prompts_are_cut_into_passes_in_order() -> None:
         [(0, 5, 64, False)],
         [(0, 69, 6, True), (1, 0, 20, True)],
     ]
-    assert all(sum(-(-len(i.ids) // PREFILL_BLOCK) * PREFILL_BLOCK for i in part) <= 64 for part in parts)
+
+
+@given(st.lists(st.tuples(st.integers(1, 70), st.booleans(), st.integers(0, 3)), max_size=40), st.integers(0, 100))
+def test_every_token_of_a_pass_is_in_one_block(prompts: list[tuple[int, bool, int]], start: int) -> None:
+    slots, length = 200, 300
+    items = [
+        Prefill(slot=slot, start=start, ids=[slot] * num, final=final, twins=tuple(range(100, 100 + twins)))
+        for slot, (num, final, twins) in enumerate(prompts)
+    ]
+    read: dict[int, list[int]] = {}
+    drawn: list[tuple[int, int]] = []
+    for part in pack(items, 256):
+        cache = PackedCache(slots=slots, length=length, device=torch.device("cpu"))
+        buffers = PrefillBuffers.make(size_for(part), cache=cache)
+        buffers.load(part, slots=slots, length=length)
+        view, size = buffers.view, buffers.tokens.shape[0]
+        assert size == 256
+        covered = [0] * size
+        blocks = zip(view.block_rows, view.block_at, view.block_first, view.block_count, strict=True)
+        for row, at, first, count in (map(int, block) for block in blocks):
+            if count == 0:
+                assert row == slots
+            for offset in range(count or PREFILL_BLOCK):
+                if at + offset < size:
+                    token = at + offset
+                    covered[token] += 1
+                    assert view.rows[token] == row
+                    assert view.write[token] == (first + offset if count else length)
+                    if count:
+                        assert buffers.tokens[token] == row
+                        read.setdefault(row, []).append(int(buffers.positions[token]))
+        assert covered == [1] * size
+        for keep, row, base in zip(buffers.keep, buffers.draw_rows, buffers.draw_base, strict=True):
+            if row < slots:
+                assert buffers.positions[keep] == base
+                drawn.append((int(buffers.tokens[keep]), int(row)))
+    assert read == {item.slot: list(range(start, start + len(item.ids))) for item in items}
+    assert drawn == [(item.slot, slot) for item in items if item.final for slot in (item.slot, *item.twins)]
 
 
 @pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3", "mistral"])

@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[2]
 def test_the_kernels_equal_plain_torch() -> None:
     done = subprocess.run(
         [sys.executable, str(Path(__file__).with_name("kernels_interpreted.py"))],
-        env={**os.environ, "PYTHONPATH": str(ROOT), "TRITON_INTERPRET": "1"},
+        env={**os.environ, "PYTHONPATH": str(ROOT), "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
         timeout=300,

@@ -91,10 +91,10 @@ class FrozenLake(BaseEnv):
         return self._text(), float(won), won or lost, truncated, info
 
     def render(self) -> str:
-        return self._grid()
+        return _grid(self._rows, self._cell)
 
     def state_key(self) -> str:
-        return self._grid()
+        return _grid(self._rows, self._cell)
 
     def potential(self) -> float:
         """Minus the length of the shortest way to the goal, by the number of cells; -1 where there is none."""
@@ -136,24 +136,21 @@ class FrozenLake(BaseEnv):
     def _text(self) -> str:
         shown: list[str] = []
         if self.observation != "coordinates":
-            shown.append(self._grid())
+            shown.append(_grid(self._rows, self._cell))
         if self.observation != "grid":
             shown.append(f"You: {self._cell}. {_places(self._rows)}")
         return "\n".join(shown)
 
-    def _grid(self) -> str:
-        lines = list(_signs(self._rows))
-        if lines:
-            row, column = self._cell
-            line = lines[row]
-            lines[row] = f"{line[: 2 * column]}{_ME[line[2 * column]]}{line[2 * column + 1 :]}"
-        return "\n".join(lines)
 
-
-@lru_cache(maxsize=4096)
-def _signs(rows: tuple[str, ...]) -> tuple[str, ...]:
-    """The map's lines without anybody on it."""
-    return tuple(" ".join(row.translate(_SHOWN)) for row in rows)
+@lru_cache(maxsize=16384)
+def _grid(rows: tuple[str, ...], cell: Cell) -> str:
+    """The map with whoever walks on it."""
+    lines = [" ".join(row.translate(_SHOWN)) for row in rows]
+    if lines:
+        row, column = cell
+        line = lines[row]
+        lines[row] = f"{line[: 2 * column]}{_ME[line[2 * column]]}{line[2 * column + 1 :]}"
+    return "\n".join(lines)
 
 
 @lru_cache(maxsize=4096)

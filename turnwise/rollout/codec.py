@@ -80,7 +80,7 @@ def byte_table(core: Any) -> ByteTable | None:
 def table_decode(table: ByteTable, core: Any, ids: Sequence[int]) -> str:
     """The text of ids without special tokens, exactly as the core decodes them."""
     try:
-        return b"".join([table[token_id] for token_id in ids]).decode("utf-8", "replace")
+        return b"".join(map(table.__getitem__, ids)).decode("utf-8", "replace")
     except KeyError:  # some token is not plain bytes, and may change how its neighbours are decoded
         return _rust_decode(core, ids)
 

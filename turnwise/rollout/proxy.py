@@ -12,6 +12,7 @@ from turnwise.generate.base import ContextOverflowError, Generator, Sampling
 from turnwise.rollout.agents import Agent
 from turnwise.rollout.collector import calm_collector
 from turnwise.rollout.context import ContextManager
+from turnwise.rollout.deadlines import Deadlines
 from turnwise.rollout.env_state import EnvStateManager
 from turnwise.rollout.loop import EventLoop
 from turnwise.rollout.outputs import LmOutput
@@ -101,6 +102,7 @@ class AgentProxy:
         self._config = config.rollout
         self._sampling = sampling_for(config.rollout, split)
         self._group_size = (config.rollout.train if split == "train" else config.rollout.val).group_size
+        self._deadlines = Deadlines(config.rollout.generate_timeout)
         self._loop = EventLoop()
 
     def play(self, step: int) -> RolloutResult:
@@ -221,7 +223,7 @@ class AgentProxy:
             sampling = self._sampling
             if lm_input.max_tokens < sampling.max_tokens:
                 sampling = replace(sampling, max_tokens=lm_input.max_tokens)
-            async with asyncio.timeout(self._config.generate_timeout):
+            async with self._deadlines.limit():
                 completion = await self.generator.generate(lm_input.session, lm_input.new_ids, sampling)
         except ContextOverflowError:
             await agent.cut(Status.TRUNCATED_LENGTH)

@@ -20,10 +20,12 @@ class View:
 
     rows: Tensor  # [N] slot of each token
     write: Tensor  # [N] position of its key and value
-    block_rows: Tensor  # [N / block] int32
-    block_first: Tensor
-    block_count: Tensor
+    block_rows: Tensor | None  # [blocks] each block's slot. None: single tokens, one of each slot
+    block_at: Tensor | None  # [blocks] its first token
+    block_first: Tensor  # [blocks] that token's position
+    block_count: Tensor  # [blocks] how many tokens it has
     block: int
+    """The most that a block can have."""
     holders: Tensor  # [slots + 1] int32: the slot that holds each slot's first positions
     shared: Tensor  # [slots + 1] int32: how many positions these are
 
@@ -124,6 +126,7 @@ def packed_attention(
         key,
         value,
         view.block_rows,
+        view.block_at,
         view.block_first,
         view.block_count,
         view.holders,

@@ -3,7 +3,7 @@
 from collections import deque
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -43,6 +43,65 @@ class Outcome:
     """A log-prob is not finite."""
 
 
+class Tape:
+    """What was drawn, step by step for all slots, as far back as a request that runs began.
+
+    Example:
+        >>> tape = Tape(2)
+        >>> for ids in ([[5, -1], [6, 9]], [[7, -1], [-1, 8]]):
+        ...     number = np.array(ids, dtype=np.int32)
+        ...     tape.append(number, -number / 10, begins=np.array([5 in ids[0]] * 2), live=np.array([True, True]))
+        >>> tape.take(0)[0], tape.take(1)[0], tape.take(1)[0]
+        ([5, 6, 7], [9, 8], [])
+    """
+
+    def __init__(self, slots: int) -> None:
+        self._ids = np.zeros((64, slots), dtype=np.int32)
+        self._logprobs = np.zeros((64, slots), dtype=np.float32)
+        self._first = np.zeros(slots, dtype=np.int64)
+        """By slot: the first step that was not taken yet."""
+        self._end = 0
+
+    def append(
+        self,
+        ids: "np.ndarray[Any, Any]",  # [steps, slots], -1 where none was drawn
+        logprobs: "np.ndarray[Any, Any]",
+        *,
+        begins: "np.ndarray[Any, Any]",  # [slots] the slot's request begins with these steps
+        live: "np.ndarray[Any, Any]",  # [slots] it has one
+    ) -> None:
+        num = len(ids)
+        if self._end + num > len(self._ids):
+            self._make_room(num, live & ~begins)
+        self._first[begins] = self._end
+        self._ids[self._end : self._end + num] = ids
+        self._logprobs[self._end : self._end + num] = logprobs
+        self._end += num
+
+    def take(self, slot: int) -> tuple[list[int], list[float]]:
+        """(ids, log-probs) that were drawn for the slot since it began, or since they were last taken."""
+        column = self._ids[self._first[slot] : self._end, slot]
+        drawn = column >= 0
+        ids, logprobs = column[drawn], self._logprobs[self._first[slot] : self._end, slot][drawn]
+        self._first[slot] = self._end
+        return ids.tolist(), logprobs.tolist()
+
+    def _make_room(self, num: int, live: "np.ndarray[Any, Any]") -> None:
+        """Forgets the steps that no request needs, and grows where that is not enough for a long while."""
+        oldest = int(self._first[live].min(initial=self._end))
+        kept = self._end - oldest
+        size = len(self._ids)
+        while 2 * (kept + num) > size:
+            size *= 2
+        for name in ("_ids", "_logprobs"):
+            old = getattr(self, name)
+            new = np.zeros((size, old.shape[1]), dtype=old.dtype)
+            new[:kept] = old[oldest : self._end]
+            setattr(self, name, new)
+        self._first -= oldest
+        self._end = kept
+
+
 class BlockDriver:
     """Keeps one block running ahead: a block is launched before the one that runs has been read.
 
@@ -62,7 +121,9 @@ class BlockDriver:
         self.prefill_seconds = 0.0
         """What the device spent on prompts, copies included, in the blocks that were read."""
         self.decode_seconds = 0.0
-        self._stop_ids = np.array(sorted(stop_ids), dtype=np.int64)
+        # At id + 1, so that the first place is that of no token; the last one is that of all greater ids.
+        self._is_stop = np.zeros(max(stop_ids, default=0) + 3, dtype=bool)
+        self._is_stop[[token + 1 for token in stop_ids]] = True
         self._live: dict[int, Request] = {}
         self._watched: set[int] = set()
         """Slots of requests that something may end which only the host can see: read out block by block."""
@@ -75,9 +136,7 @@ class BlockDriver:
         self._since = np.full(engine.slots, _NEVER, dtype=np.int64)
         self._limit = np.zeros(engine.slots, dtype=np.int64)
         self._drawn = np.zeros(engine.slots, dtype=np.int64)
-        self._given = np.zeros(engine.slots, dtype=np.int64)
-        self._ids = np.zeros((engine.slots, engine.length + 1), dtype=np.int32)
-        self._logprobs = np.zeros((engine.slots, engine.length + 1), dtype=np.float32)
+        self._tape = Tape(engine.slots)
         self._opening: tuple[SessionState, int, tuple[int, ...]] | None = None
         self._sharing = Sharing()
 
@@ -136,29 +195,19 @@ class BlockDriver:
         self.prefill_seconds += prefilling
         self.decode_seconds += decoding
         # In a block that was launched since, a slot may have a new request already.
-        present = (ids >= 0) & (self._since <= number)
-        steps, slots = present.nonzero()
-        at = (self._drawn + np.cumsum(present, axis=0) - 1)[steps, slots]
-        self._ids[slots, at] = ids[steps, slots]
-        self._logprobs[slots, at] = logprobs[steps, slots]
-        counts = present.sum(0)
+        live = self._since <= number
+        self._tape.append(ids, logprobs, begins=self._since == number, live=live)
+        counts = (ids >= 0).sum(0) * live
         self._drawn += counts
-        broken = np.any(present & ~np.isfinite(logprobs), axis=0)
-        ended = (counts > 0) & ((self._drawn >= self._limit) | np.any(present & np.isin(ids, self._stop_ids), axis=0))
+        broken = live & ((ids >= 0) & ~np.isfinite(logprobs)).any(0)
+        stopped = self._is_stop.take(ids + 1, mode="clip").any(0)
+        ended = (counts > 0) & ((self._drawn >= self._limit) | stopped)
         over: list[int] = (ended | broken).nonzero()[0].tolist()
         watched = [slot for slot in self._watched if counts[slot] and not ended[slot] and not broken[slot]]
         outcomes: list[Outcome] = []
         for slot in (*over, *watched):
-            first, last = int(self._given[slot]), int(self._drawn[slot])
-            self._given[slot] = last
-            outcomes.append(
-                Outcome(
-                    request=self._live[slot],
-                    ids=self._ids[slot, first:last].tolist(),
-                    logprobs=self._logprobs[slot, first:last].tolist(),
-                    broken=bool(broken[slot]),
-                )
-            )
+            drawn, scores = self._tape.take(slot)
+            outcomes.append(Outcome(request=self._live[slot], ids=drawn, logprobs=scores, broken=bool(broken[slot])))
             if ended[slot] and not broken[slot]:
                 self._forget(slot)  # the device put it to rest by itself
         return outcomes
@@ -182,7 +231,7 @@ class BlockDriver:
             self._truncated[slot] = (sampling.top_k, sampling.top_p)
         self._since[slot] = self._number
         self._limit[slot] = request.limit
-        self._drawn[slot] = self._given[slot] = 0
+        self._drawn[slot] = 0
         return Start(slot=slot, seed=state.seed, temperature=sampling.temperature, limit=request.limit)
 
     def _forget(self, slot: int) -> None:

@@ -243,11 +243,12 @@ class BlockEngine:
         assert cache is not None
         num = self.slots
         rows = torch.arange(num, device=self.device)
-        block_rows = rows.int()
+        slots = rows.int()
         view = View(
             rows=rows,
             write=state.write[:num],
-            block_rows=block_rows,
+            block_rows=None,
+            block_at=None,
             block_first=state.position[:num],
             block_count=state.count[:num],
             block=1,
@@ -259,17 +260,16 @@ class BlockEngine:
             return self._forward(state.token[:num], state.position[:num], view, None)
 
         if self._truncation:
-            return lambda: self._switched(lambda: self._truncated_step(forward, block_rows), view)
-        self._decode = self._captured_decode(forward, view)
+            return lambda: self._switched(lambda: self._truncated_step(forward, slots), view)
+        self._decode = self._captured_decode(forward, view, slots)
         return self._decode
 
-    def _captured_decode(self, forward: Callable[[], Tensor], view: View) -> Callable[[], None]:
+    def _captured_decode(self, forward: Callable[[], Tensor], view: View, slots: Tensor) -> Callable[[], None]:
         state = self.state
         assert state is not None
-        rows = view.block_rows
 
         def step(logits: Callable[[], Tensor]) -> Callable[[], None]:
-            return lambda: ops.advance(logits(), rows, rows, state, decode=True)
+            return lambda: ops.advance(logits(), slots, slots, state, decode=True)
 
         if not self._capture:
             return lambda: self._switched(step(forward), view)
@@ -281,10 +281,10 @@ class BlockEngine:
                 logger.warning("the decode step could not be compiled, it runs as it is: %r", error)
         return self._graph(step(forward), view)
 
-    def _truncated_step(self, forward: Callable[[], Tensor], block_rows: Tensor) -> None:
+    def _truncated_step(self, forward: Callable[[], Tensor], slots: Tensor) -> None:
         state = self.state
         assert state is not None
-        ops.advance(self._truncated(forward(), range(self.slots)), block_rows, block_rows, state, decode=True)
+        ops.advance(self._truncated(forward(), range(self.slots)), slots, slots, state, decode=True)
 
     def _truncated(self, logits: Tensor, slots: Sequence[int]) -> Tensor:
         """The logits, with everything outside top-k and top-p at -inf in the rows of the slots that have them."""

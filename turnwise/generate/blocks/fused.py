@@ -127,6 +127,7 @@ class FusedModel:
                 keys,
                 values,
                 view.block_rows,
+                view.block_at,
                 view.block_first,
                 view.block_count,
                 view.holders,

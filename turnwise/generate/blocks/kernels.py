@@ -19,77 +19,81 @@ CHUNK = 4096
 
 @triton.jit
 def _attend(
-    Q, K, V, OUT, ROW, POS, NUM, HOLDER, SHARED, scale, window, cap,
-    sq_n, sq_h, sk_s, sk_h, sk_l, so_n, so_h,
-    BT: tl.constexpr, G: tl.constexpr, GP: tl.constexpr, M: tl.constexpr,
+    Q, K, V, OUT, ROW, AT, POS, NUM, HOLDER, SHARED, num_tokens, scale, window, cap, sk_s, sk_h,
+    BT: tl.constexpr, H: tl.constexpr, G: tl.constexpr, GP: tl.constexpr, M: tl.constexpr,
     D: tl.constexpr, DP: tl.constexpr, BN: tl.constexpr,
-    HAS_WINDOW: tl.constexpr, HAS_CAP: tl.constexpr, PRECISE: tl.constexpr,
+    HAS_ROWS: tl.constexpr, HAS_WINDOW: tl.constexpr, HAS_CAP: tl.constexpr, PRECISE: tl.constexpr,
 ):  # fmt: skip
-    """One program: a block of BT tokens of one slot, one key head, all query heads that share it."""
+    """One program: a block of up to BT tokens of one slot, one key head, all query heads that share it."""
     block = tl.program_id(0)
     head = tl.program_id(1)
-    row = tl.load(ROW + block).to(tl.int64)
-    first = tl.load(POS + block)
-    count = tl.load(NUM + block)
+    if HAS_ROWS:
+        row = tl.load(ROW + block).to(tl.int32)
+        at = tl.load(AT + block).to(tl.int32)
+    else:
+        row = block
+        at = block
+    first = tl.load(POS + block).to(tl.int32)
+    count = tl.load(NUM + block).to(tl.int32)
+    holder = tl.load(HOLDER + row)
+    shared = tl.load(SHARED + row)
     m = tl.arange(0, M)
     d = tl.arange(0, DP)
     j = tl.arange(0, BN)
     token = m // GP
     group = m % GP
     valid = (token < count) & (group < G)
-    at = (block * BT + token).to(tl.int64)
-    inside = valid[:, None] & (d < D)[None, :]
-    q = tl.load(Q + at[:, None] * sq_n + (head * G + group)[:, None] * sq_h + d[None, :], mask=inside, other=0.0)
-    position = first + token
+    mine = ((at + token).to(tl.int64) * H + head * G + group)[:, None] * D + d[None, :]
+    inner = (d < D)[None, :]  # always true, and known to be, where the dimension is a power of two
+    q = tl.load(Q + mine, mask=valid[:, None] & inner, other=0.0)
     end = tl.where(count > 0, first + count, 0)  # a slot at rest costs nothing
+    last = first + token  # of the positions that a row sees
     start = 0
     if HAS_WINDOW:
         start = tl.maximum(0, first - window + 1) // BN * BN
+    # Powers of two in place of e: one instruction less for every weight.
+    factor = 1.4426950408889634 if HAS_CAP else scale * 1.4426950408889634
     best = tl.full((M,), -1e30, tl.float32)
-    total = tl.zeros((M,), tl.float32)
+    # With one token the sum over a tile's keys waits for the end: to add up across threads takes long.
+    total = tl.zeros((M, BN), tl.float32) if BT == 1 else tl.zeros((M, 1), tl.float32)
     out = tl.zeros((M, DP), tl.float32)
-    holder = tl.load(HOLDER + row).to(tl.int64)
-    shared = tl.load(SHARED + row)
-    for at_key in range(start, end, BN):
+    inside = j[:, None] * D + d[None, :]
+    for key in range(start, end, BN):
         # What a group of prompts has in common is read from one place, and so from the cache next to the processors.
-        there = tl.where(at_key < shared, holder, row) * sk_s + head * sk_h
-        keys = K + there
-        values = V + there
-        key = at_key + j
-        live = (key < end)[:, None] & (d < D)[None, :]
-        k = tl.load(keys + key[:, None] * sk_l + d[None, :], mask=live, other=0.0)
-        if PRECISE:
-            w = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
-        else:
-            w = tl.dot(q, tl.trans(k)).to(tl.float32) * scale
+        there = tl.where(key < shared, holder, row).to(tl.int64) * sk_s + head * sk_h + key * D
+        live = (j < end - key)[:, None] & inner
+        k = tl.load(K + there + inside, mask=live, other=0.0)
+        w = tl.dot(q, tl.trans(k), input_precision="ieee") if PRECISE else tl.dot(q, tl.trans(k))
         if HAS_CAP:
-            w = cap * (2.0 * tl.sigmoid(2.0 * w / cap) - 1.0)
-        seen = key[None, :] <= position[:, None]
+            w = cap * (2.0 * tl.sigmoid(2.0 * scale / cap * w) - 1.0)
+        seen = (j < end - key)[None, :] if BT == 1 else j[None, :] <= (last - key)[:, None]
         if HAS_WINDOW:
-            seen = seen & (key[None, :] > position[:, None] - window)
+            seen = seen & (j[None, :] > (last - key - window)[:, None])
         w = tl.where(seen, w, -1e30)
         new_best = tl.maximum(best, tl.max(w, 1))
-        p = tl.where(seen, tl.exp(w - new_best[:, None]), 0.0)
-        fade = tl.exp(best - new_best)
-        v = tl.load(values + key[:, None] * sk_l + d[None, :], mask=live, other=0.0)
+        p = tl.exp2(w * factor - (new_best * factor)[:, None])
+        if HAS_WINDOW:  # else every row sees position 0, and so `new_best` is one that was seen
+            p = tl.where(seen, p, 0.0)
+        fade = tl.exp2((best - new_best) * factor)
+        v = tl.load(V + there + inside, mask=live, other=0.0)
         if PRECISE:
             out = out * fade[:, None] + tl.dot(p, v, input_precision="ieee")
         else:
-            out = out * fade[:, None] + tl.dot(p.to(v.dtype), v)
-        total = total * fade + tl.sum(p, 1)
+            out = tl.dot(p.to(v.dtype), v, out * fade[:, None])
+        total = total * fade[:, None] + (p if BT == 1 else tl.sum(p, 1)[:, None])
         best = new_best
-    out = tl.where(valid[:, None], out / tl.maximum(total, 1e-30)[:, None], 0.0)
-    # Padding tokens get zeros, so that nothing undefined flows through the layers above.
-    written = ((token < BT) & (group < G))[:, None] & (d < D)[None, :]
-    where = OUT + at[:, None] * so_n + (head * G + group)[:, None] * so_h + d[None, :]
-    tl.store(where, out.to(OUT.dtype.element_ty), mask=written)
+    out = tl.where(valid[:, None], out / tl.maximum(tl.sum(total, 1), 1e-30)[:, None], 0.0)
+    # Blocks without a slot are padding. It gets zeros, so that nothing undefined flows through the layers above.
+    written = (token < tl.where(count > 0, count, BT)) & (at + token < num_tokens) & (group < G)
+    tl.store(OUT + mine, out.to(OUT.dtype.element_ty), mask=written[:, None] & inner)
 
 
 def attend(
     query: Tensor,  # [N, H, D]
     keys: Tensor,  # [slots + 1, HK, length + 1, D]
     values: Tensor,
-    rows: Tensor,  # [N / block] int32
+    rows: Tensor | None,  # [blocks]
+    at: Tensor | None,  # [blocks]
     first: Tensor,
     count: Tensor,
     holders: Tensor,  # [slots + 1] int32
@@ -100,29 +104,21 @@ def attend(
     window: int,
     cap: float,
 ) -> Tensor:
-    """Attention output [N, H, D] of blocks of tokens over their slots."""
+    """See `ops.attend`."""
     num, heads, dim = query.shape
-    kv_heads = keys.shape[1]
+    blocks, kv_heads = first.shape[0], keys.shape[1]
     groups = heads // kv_heads
     padded = triton.next_power_of_2(groups)
     out = torch.empty_like(query)
-    _attend[(num // block, kv_heads)](
-        query, keys, values, out, rows, first, count, holders, shared, scale, window, cap,
-        query.stride(0), query.stride(1), keys.stride(0), keys.stride(1), keys.stride(2), out.stride(0), out.stride(1),
-        BT=block, G=groups, GP=padded, M=max(16, block * padded),
+    _attend[(blocks, kv_heads)](
+        query, keys, values, out, rows, at, first, count, holders, shared,
+        num, scale, window, cap, keys.stride(0), keys.stride(1),
+        BT=block, H=heads, G=groups, GP=padded, M=max(16, block * padded),
         D=dim, DP=max(16, triton.next_power_of_2(dim)), BN=TILE,
-        HAS_WINDOW=window > 0, HAS_CAP=cap > 0, PRECISE=query.dtype == torch.float32,
-        num_warps=_warps(query, block=block, programs=num // block * kv_heads),
+        HAS_ROWS=rows is not None, HAS_WINDOW=window > 0, HAS_CAP=cap > 0, PRECISE=query.dtype == torch.float32,
+        num_warps=2 if block == 1 and query.dtype != torch.float32 else 4,  # as measured on an H200
     )  # fmt: skip
     return out
-
-
-def _warps(query: Tensor, *, block: int, programs: int) -> int:
-    """Warps per program, as measured on an H200: a decode step of narrow heads over few slots waits for memory, and
-    runs half again as fast with one."""
-    if block > 1 or query.shape[2] > 64 or query.dtype == torch.float32:
-        return 4
-    return 1 if programs < 1536 else 2
 
 
 @triton.jit

@@ -60,7 +60,8 @@ def attend(
     query: Tensor,
     keys: Tensor,
     values: Tensor,
-    rows: Tensor,
+    rows: Tensor | None,
+    at: Tensor | None,
     first: Tensor,
     count: Tensor,
     holders: Tensor,
@@ -70,14 +71,16 @@ def attend(
     window: int,
     cap: float,
 ) -> Tensor:
-    """Attention [N, H, D] of N tokens in blocks of `block`, each block a stretch of one slot.
+    """Attention [N, H, D] of N tokens in blocks of at most `block`, each block a stretch of one slot.
 
     Args:
         query: [N, H, D].
         keys: [slots + 1, HK, length + 1, D], the new tokens' included.
-        rows: each block's slot, [N / block].
+        rows: each block's slot, [blocks]. None: the blocks are single tokens, one of each slot.
+        at: the index of each block's first token. None where `rows` is.
         first: the position of each block's first token.
-        count: how many of the block's tokens are real; the others come out as zeros.
+        count: how many tokens the block has. Where it has none, the `block` tokens from `at` on are padding and come
+            out as zeros. Every token is in one block.
         holders: by slot, [slots + 1]: the slot that holds its first positions.
         shared: by slot: how many positions these are, a multiple of TILE.
         window: how far back a token looks, itself included; 0 is everything.
@@ -87,9 +90,21 @@ def attend(
         from turnwise.generate.blocks import kernels
 
         return kernels.attend(
-            query, keys, values, rows, first, count, holders, shared, block=block, scale=scale, window=window, cap=cap
+            query,
+            keys,
+            values,
+            rows,
+            at,
+            first,
+            count,
+            holders,
+            shared,
+            block=block,
+            scale=scale,
+            window=window,
+            cap=cap,
         )
-    return _attend_reference(query, keys, values, rows, first, count, holders, shared, block, scale, window, cap)
+    return _attend_reference(query, keys, values, rows, at, first, count, holders, shared, block, scale, window, cap)
 
 
 @attend.register_fake
@@ -97,7 +112,8 @@ def _(  # pyright: ignore[reportUnusedFunction]
     query: Tensor,
     keys: Tensor,
     values: Tensor,
-    rows: Tensor,
+    rows: Tensor | None,
+    at: Tensor | None,
     first: Tensor,
     count: Tensor,
     holders: Tensor,
@@ -114,7 +130,8 @@ def _attend_reference(
     query: Tensor,
     keys: Tensor,
     values: Tensor,
-    rows: Tensor,
+    rows: Tensor | None,
+    at: Tensor | None,
     first: Tensor,
     count: Tensor,
     holders: Tensor,
@@ -124,26 +141,31 @@ def _attend_reference(
     window: int,
     cap: float,
 ) -> Tensor:
-    num, heads, dim = query.shape
+    num, heads, _ = query.shape
     groups = heads // keys.shape[1]
+    singles = torch.arange(first.shape[0], device=query.device)
+    own, start = (singles, singles) if rows is None or at is None else (rows.long(), at.long())
     offset = torch.arange(block, device=query.device)
     real = offset < count[:, None]  # [blocks, block]
     position = first[:, None] + offset
-    own, held = rows.long(), holders.long()[rows.long()]
+    token = start[:, None] + offset
     elsewhere = (torch.arange(keys.shape[2], device=query.device) < shared[own][:, None])[:, None, :, None]
+    held = holders.long()[own]
     k = torch.where(elsewhere, keys[held], keys[own]).repeat_interleave(groups, 1).float()  # [blocks, H, length + 1, D]
     v = torch.where(elsewhere, values[held], values[own]).repeat_interleave(groups, 1).float()
-    q = query.view(-1, block, heads, dim).transpose(1, 2).float()  # [blocks, H, block, D]
+    q = query[token.clamp(max=num - 1)].transpose(1, 2).float()  # [blocks, H, block, D]
     weights = q @ k.transpose(2, 3) * scale
     if cap > 0:
         weights = torch.tanh(weights / cap) * cap
-    at = torch.arange(k.shape[2], device=query.device)
-    seen = at <= position[:, :, None]
+    key = torch.arange(k.shape[2], device=query.device)
+    seen = key <= position[:, :, None]
     if window > 0:
-        seen = seen & (at > position[:, :, None] - window)
+        seen = seen & (key > position[:, :, None] - window)
     weights = weights.masked_fill(~seen[:, None], float("-inf"))
-    out = torch.where(real[:, None, :, None], torch.softmax(weights, -1) @ v, 0.0)
-    return out.transpose(1, 2).reshape(num, heads, dim).to(query.dtype)
+    found = (torch.softmax(weights, -1) @ v).transpose(1, 2).to(query.dtype)  # [blocks, block, H, D]
+    out = torch.zeros_like(query)
+    out[token[real]] = found[real]
+    return out
 
 
 def add_norm(residual: Tensor, added: Tensor | None, weight: Tensor, *, eps: float) -> tuple[Tensor, Tensor]:
@@ -227,7 +249,7 @@ def advance(logits: Tensor, rows: Tensor, base: Tensor, state: SlotState, *, dec
     the ring, and the slot goes on decoding unless the token is a stop id or was the last of its budget.
 
     Args:
-        rows: the slot of each row, [R] int32. The scratch slot takes no part.
+        rows: the slot of each row, [R]. The scratch slot takes no part.
         base: position of the token that the logits follow, [R]; with `decode` the slots know it.
         decode: the rows are the slots themselves; those at rest mark the ring with -1, and its cursor moves on.
     """

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor
 from turnwise.generate.blocks.cache import PackedCache, View, pinned
 
 PREFILL_BLOCK = 16
-"""Prompts are padded to blocks of so many tokens; a block belongs to one slot."""
+"""Tokens of one slot that attention takes together."""
 PREFILL_SIZES = (
     *range(256, 1024, 256),
     *range(1024, 4096, 512),
@@ -36,99 +37,103 @@ class Prefill:
 
 @dataclass(kw_only=True)
 class PrefillBuffers:
-    """The static inputs of a prefill of one size."""
+    """The static inputs of a prefill of one size: parts of one tensor, so that they are copied at once."""
 
+    inputs: Tensor  # all of what follows, int64
     tokens: Tensor  # [N]
     positions: Tensor  # [N]
     keep: Tensor  # [N / 16] index of the token after which to draw
-    draw_rows: Tensor  # [N / 16] int32: the slot to draw for, scratch where there is none
+    draw_rows: Tensor  # [N / 16] the slot to draw for, scratch where there is none
     draw_base: Tensor  # [N / 16] position of that token
     view: View
 
     @classmethod
     def make(cls, size: int, *, cache: PackedCache) -> "PrefillBuffers":
-        blocks, device = size // PREFILL_BLOCK, cache.shared.device
-
-        def zeros(num: int, dtype: torch.dtype = torch.int64) -> Tensor:
-            return torch.zeros(num, dtype=dtype, device=device)
-
+        draws, blocks = size // PREFILL_BLOCK, num_blocks(size)
+        inputs = torch.zeros(4 * size + 3 * draws + 4 * blocks, dtype=torch.int64, device=cache.shared.device)
+        parts = inputs.split([size] * 4 + [draws] * 3 + [blocks] * 4)
+        tokens, positions, rows, write, keep, draw_rows, draw_base, *block = parts
         view = View(
-            rows=zeros(size),
-            write=zeros(size),
-            block_rows=zeros(blocks, torch.int32),
-            block_first=zeros(blocks),
-            block_count=zeros(blocks, torch.int32),
+            rows=rows,
+            write=write,
+            block_rows=block[0],
+            block_at=block[1],
+            block_first=block[2],
+            block_count=block[3],
             block=PREFILL_BLOCK,
             holders=cache.holders,
             shared=cache.shared,
         )
         return cls(
-            tokens=zeros(size),
-            positions=zeros(size),
-            keep=zeros(blocks),
-            draw_rows=torch.full((blocks,), cache.slots, dtype=torch.int32, device=device),
-            draw_base=zeros(blocks),
+            inputs=inputs,
+            tokens=tokens,
+            positions=positions,
+            keep=keep,
+            draw_rows=draw_rows,
+            draw_base=draw_base,
             view=view,
         )
 
     def load(self, items: Sequence[Prefill], *, slots: int, length: int) -> None:
-        """Copies the prompts in, each padded to blocks; everything else rests."""
-        size = self.tokens.shape[0]
-        blocks = size // PREFILL_BLOCK
-        token = np.zeros((4, size), dtype=np.int64)  # token, position, row, write
+        """Copies the prompts in, end to end; everything else rests."""
+        size, draws = self.tokens.shape[0], self.keep.shape[0]
+        inputs = np.zeros(self.inputs.shape[0], dtype=np.int64)
+        token = inputs[: 4 * size].reshape(4, size)  # token, position, row, write
+        draw = inputs[4 * size : 4 * size + 3 * draws].reshape(3, draws)  # keep, row, base
+        block = inputs[4 * size + 3 * draws :].reshape(4, -1)  # row, at, first, count
+        nums = np.array([len(item.ids) for item in items], dtype=np.int64)
+        rows = np.array([item.slot for item in items], dtype=np.int64)
+        starts = np.array([item.start for item in items], dtype=np.int64)
+        ends = nums.cumsum()
+        total = int(nums.sum())
+        token[0, :total] = list(chain.from_iterable(item.ids for item in items))
+        token[1, :total] = np.arange(total) + np.repeat(starts - ends + nums, nums)
         token[2] = slots
+        token[2, :total] = np.repeat(rows, nums)
         token[3] = length
-        block = np.zeros((6, blocks), dtype=np.int64)  # row, first, count, keep, draw row, draw base
-        block[0] = block[4] = slots
-        at = draws = 0
-        for item in items:
-            num = len(item.ids)
-            where = np.arange(item.start, item.start + num)
-            token[0, at : at + num] = item.ids
-            token[1, at : at + num] = token[3, at : at + num] = where
-            token[2, at : at + num] = item.slot
-            first = at // PREFILL_BLOCK
-            last = first + -(-num // PREFILL_BLOCK)
-            block[0, first:last] = item.slot
-            block[1, first:last] = item.start + np.arange(last - first) * PREFILL_BLOCK
-            block[2, first:last] = PREFILL_BLOCK
-            block[2, last - 1] = num - (last - first - 1) * PREFILL_BLOCK
-            if item.final:
-                drawing = (item.slot, *item.twins)
-                block[3, draws : draws + len(drawing)] = at + num - 1
-                block[4, draws : draws + len(drawing)] = drawing
-                block[5, draws : draws + len(drawing)] = item.start + num - 1
-                draws += len(drawing)
-            at = last * PREFILL_BLOCK
-        device = self.tokens.device
-        tokens, blocks_ = pinned(token, device), pinned(block, device)
-        view = self.view
-        for target, source in zip((self.tokens, self.positions, view.rows, view.write), tokens, strict=True):
-            target.copy_(source)
-        targets = (view.block_rows, view.block_first, view.block_count, self.keep, self.draw_rows, self.draw_base)
-        for target, source in zip(targets, blocks_, strict=True):
-            target.copy_(source)
+        token[3, :total] = token[1, :total]
+        blocks = -(-nums // PREFILL_BLOCK)
+        used = int(blocks.sum())
+        before = PREFILL_BLOCK * (np.arange(used) - np.repeat(blocks.cumsum() - blocks, blocks))
+        block[0] = slots
+        block[0, :used] = np.repeat(rows, blocks)
+        block[1, :used] = np.repeat(ends - nums, blocks) + before
+        block[1, used:] = total + PREFILL_BLOCK * np.arange(block.shape[1] - used)
+        block[2, :used] = np.repeat(starts, blocks) + before
+        block[3, :used] = np.minimum(np.repeat(nums, blocks) - before, PREFILL_BLOCK)
+        last = [(int(end) - 1, item) for end, item in zip(ends, items, strict=True) if item.final]
+        drawn = [(at, slot, item.start + len(item.ids) - 1) for at, item in last for slot in (item.slot, *item.twins)]
+        draw[1] = slots
+        if drawn:
+            draw[:, : len(drawn)] = np.array(drawn).T
+        self.inputs.copy_(pinned(inputs, self.inputs.device), non_blocking=True)
 
 
-def padded(num: int) -> int:
-    """Tokens that `num` ids of one slot take up in a pass.
+def num_blocks(size: int) -> int:
+    """Blocks of a pass: enough for the prompts that `room` lets in, and for the padding after them."""
+    return size // 8 + 1
+
+
+def room(num: int) -> int:
+    """What `num` ids of one slot take up of a pass's size: a token each, and more where they would leave most of a
+    block empty, because a pass has only so many blocks.
 
     Example:
-        >>> padded(1), padded(16), padded(17)
-        (16, 16, 32)
+        >>> room(1), room(8), room(16), room(17), room(53)
+        (15, 8, 16, 17, 53)
     """
-    return -(-num // PREFILL_BLOCK) * PREFILL_BLOCK
+    return max(num, -num % PREFILL_BLOCK)
 
 
 def size_for(items: Sequence[Prefill]) -> int:
-    """The size of the pass that holds these: it has room for their tokens, and for as many draws as it has blocks."""
+    """The size of the pass that holds these: it has room for their tokens, and for their draws."""
     draws = sum(1 + len(item.twins) for item in items if item.final)
-    needed = max(sum(padded(len(item.ids)) for item in items), PREFILL_BLOCK * draws)
+    needed = max(sum(room(len(item.ids)) for item in items), PREFILL_BLOCK * draws)
     return next(size for size in PREFILL_SIZES if size >= needed)
 
 
 def pack(items: Sequence[Prefill], most: int) -> list[list[Prefill]]:
-    """The prefills in passes of at most `most` padded tokens. Long prompts are cut at the pass's end and go on in the
+    """The prefills in passes of at most the size `most`. Long prompts are cut at the pass's end and go on in the
     next, and a slot's pieces stay in order, because passes run one after the other."""
     parts: list[list[Prefill]] = []
     used, draws = most, 0
@@ -140,6 +145,9 @@ def pack(items: Sequence[Prefill], most: int) -> list[list[Prefill]]:
                 parts.append([])
                 used = draws = 0
             num = min(len(item.ids) - start, most - used)
+            if room(num) > most - used:  # a few ids at the end of a pass that has no block for them
+                used = most
+                continue
             final = item.final and start + num == len(item.ids)
             parts[-1].append(
                 Prefill(
@@ -151,7 +159,7 @@ def pack(items: Sequence[Prefill], most: int) -> list[list[Prefill]]:
                     shared=item.shared,
                 )
             )
-            used += padded(num)
+            used += room(num)
             draws += drawing if final else 0
             start += num
     return parts
