@@ -12,7 +12,7 @@ from turnwise.types import Json
 MAX_DEPTH = 12
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(kw_only=True, slots=True)
 class RawStep:
     """One step of an environment in the style of `reset` and `step`, whichever tuple it returned.
 

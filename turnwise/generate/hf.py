@@ -148,11 +148,12 @@ class HFGenerator:
                 "leave no room for a reply; shorten the prompt or raise max_context"
             )
         stops = self._stops(sampling)
-        future: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
+        loop = asyncio.get_running_loop()  # asked for once: up to Python 3.11 it costs a system call
+        future: asyncio.Future[Completion] = loop.create_future()
         state.ask(new_ids, sampling=sampling, chunk=self._scheduler.chunk)
         limit = min(room, sampling.max_tokens)
         self._requests.submit(Request(state=state, future=future, stops=stops, limit=limit, start=len(state.ids)))
-        if self._driver is None or self._driver.done() or self._driver.get_loop() is not asyncio.get_running_loop():
+        if self._driver is None or self._driver.done() or self._driver.get_loop() is not loop:
             self._driver = asyncio.create_task(self._drive())
         try:
             return await future

@@ -4,8 +4,10 @@ import gc
 from collections.abc import Generator
 from contextlib import contextmanager
 
-YOUNG_OBJECTS = 50_000
+YOUNG_OBJECTS = 500_000
 """Container objects that are made before the collector looks at the young ones (Python's own default: 700)."""
+KEPT_OBJECTS = 1_500_000
+"""Container objects that rollouts leave behind before the collector looks at everything."""
 
 
 class _Held:
@@ -13,6 +15,8 @@ class _Held:
 
     count = 0
     threshold: tuple[int, int, int] | None = None
+    kept = 0
+    """Objects that were left behind since everything was last looked at."""
 
 
 @contextmanager
@@ -20,8 +24,9 @@ def calm_collector() -> Generator[None]:
     """Keeps the collector from walking through everything that was there before, models and libraries, again and
     again: a rollout makes many objects and nearly no cycles, and would spend two fifths of its time on that.
 
-    It stays on, for what environments may leave behind. May be entered more than once. Where the program froze its
-    heap or switched the collector off, nothing is changed.
+    Afterwards what is left, the episodes, counts as old: it is looked at with everything else, which is seen to when
+    enough has come together. The collector stays on, for what environments may leave behind. May be entered more than
+    once. Where the program froze its heap or switched the collector off, nothing is changed.
 
     Example:
         >>> before = gc.get_threshold()
@@ -41,6 +46,11 @@ def calm_collector() -> Generator[None]:
     finally:
         _Held.count -= 1
         if _Held.count == 0 and _Held.threshold is not None:
+            _Held.kept += gc.get_count()[0]
+            gc.freeze()
             gc.unfreeze()
             gc.set_threshold(*_Held.threshold)
             _Held.threshold = None
+            if _Held.kept > KEPT_OBJECTS:
+                _Held.kept = 0
+                gc.collect()

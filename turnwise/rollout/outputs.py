@@ -37,7 +37,7 @@ class EnvOutput(TypedDict):
     status: str | None
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(kw_only=True, slots=True)
 class LmInput:
     """What one environment asks of the generator."""
 
@@ -55,7 +55,7 @@ class LmInput:
     """True where the context, not the limit per reply, bounds max_tokens."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(kw_only=True, slots=True)
 class LmOutput:
     """What the generator answered."""
 
@@ -64,7 +64,7 @@ class LmOutput:
     seconds: float = 0.0
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(kw_only=True, slots=True)
 class EnvInput:
     """What one environment is given: the reply as text, and the tokens that it really was."""
 

@@ -223,8 +223,8 @@ class AgentProxy:
             sampling = self._sampling
             if lm_input.max_tokens < sampling.max_tokens:
                 sampling = replace(sampling, max_tokens=lm_input.max_tokens)
-            async with self._deadlines.limit():
-                completion = await self.generator.generate(lm_input.session, lm_input.new_ids, sampling)
+            job = self.generator.generate(lm_input.session, lm_input.new_ids, sampling)
+            completion = await self._deadlines.wait(job)
         except ContextOverflowError:
             await agent.cut(Status.TRUNCATED_LENGTH)
             return

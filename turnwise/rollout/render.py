@@ -31,7 +31,7 @@ class Tokenizer(Protocol):
 _MAX_OPENINGS = 512
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(kw_only=True, slots=True)
 class Rendered:
     """A conversation as text, ready for the model's reply."""
 

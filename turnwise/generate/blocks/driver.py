@@ -3,6 +3,7 @@
 from collections import deque
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any, Protocol
 
 import numpy as np
@@ -32,7 +33,7 @@ class Request(Protocol):
     def start(self) -> int: ...
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(kw_only=True, slots=True)
 class Outcome:
     """What a request was given since it was last heard of: tokens, in order."""
 
@@ -51,8 +52,8 @@ class Tape:
         >>> for ids in ([[5, -1], [6, 9]], [[7, -1], [-1, 8]]):
         ...     number = np.array(ids, dtype=np.int32)
         ...     tape.append(number, -number / 10, begins=np.array([5 in ids[0]] * 2), live=np.array([True, True]))
-        >>> tape.take(0)[0], tape.take(1)[0], tape.take(1)[0]
-        ([5, 6, 7], [9, 8], [])
+        >>> [ids for ids, logprobs in tape.take([1, 0])], tape.take([1])
+        ([[9, 8], [5, 6, 7]], [([], [])])
     """
 
     def __init__(self, slots: int) -> None:
@@ -78,13 +79,18 @@ class Tape:
         self._logprobs[self._end : self._end + num] = logprobs
         self._end += num
 
-    def take(self, slot: int) -> tuple[list[int], list[float]]:
-        """(ids, log-probs) that were drawn for the slot since it began, or since they were last taken."""
-        column = self._ids[self._first[slot] : self._end, slot]
-        drawn = column >= 0
-        ids, logprobs = column[drawn], self._logprobs[self._first[slot] : self._end, slot][drawn]
-        self._first[slot] = self._end
-        return ids.tolist(), logprobs.tolist()
+    def take(self, slots: Sequence[int]) -> list[tuple[list[int], list[float]]]:
+        """(ids, log-probs) that were drawn for each of the slots since it began, or since they were last taken."""
+        if not slots:
+            return []
+        first = self._first[slots]
+        start = int(first.min())
+        ids = self._ids[start : self._end, slots].T  # [slots, steps]
+        drawn = (ids >= 0) & (np.arange(start, self._end) >= first[:, None])
+        self._first[slots] = self._end
+        all_ids, all_logprobs = ids[drawn].tolist(), self._logprobs[start : self._end, slots].T[drawn].tolist()
+        ends: list[int] = drawn.sum(1).cumsum().tolist()
+        return [(all_ids[at:end], all_logprobs[at:end]) for at, end in pairwise((0, *ends))]
 
     def _make_room(self, num: int, live: "np.ndarray[Any, Any]") -> None:
         """Forgets the steps that no request needs, and grows where that is not enough for a long while."""
@@ -205,10 +211,11 @@ class BlockDriver:
         over: list[int] = (ended | broken).nonzero()[0].tolist()
         watched = [slot for slot in self._watched if counts[slot] and not ended[slot] and not broken[slot]]
         outcomes: list[Outcome] = []
-        for slot in (*over, *watched):
-            drawn, scores = self._tape.take(slot)
-            outcomes.append(Outcome(request=self._live[slot], ids=drawn, logprobs=scores, broken=bool(broken[slot])))
-            if ended[slot] and not broken[slot]:
+        heard = [*over, *watched]
+        for slot, (drawn, scores) in zip(heard, self._tape.take(heard), strict=True):
+            request, bad = self._live[slot], bool(broken[slot])
+            outcomes.append(Outcome(request=request, ids=drawn, logprobs=scores, broken=bad))
+            if ended[slot] and not bad:
                 self._forget(slot)  # the device put it to rest by itself
         return outcomes
 

@@ -26,7 +26,7 @@ from turnwise.generate.sampling import truncate
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(kw_only=True, slots=True)
 class Start:
     """A request that begins: how its slot draws."""
 
@@ -36,7 +36,7 @@ class Start:
     limit: int
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(kw_only=True, slots=True)
 class Copy:
     """Positions first..last of one slot, for another: what two prompts have in common is computed once."""
 
@@ -46,7 +46,7 @@ class Copy:
     last: int
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(kw_only=True, slots=True)
 class Link:
     """From now on the first `num` positions of a slot are those of its holder; none, where it holds all of its own."""
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(kw_only=True, slots=True)
 class Mark:
     """A moment on the device's clock, or on the host's where the device has none."""
 
@@ -35,7 +35,7 @@ class Mark:
         return self.event.elapsed_time(later.event) / 1e3
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(kw_only=True, slots=True)
 class Marks:
     """The moments of a block."""
 

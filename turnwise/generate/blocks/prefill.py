@@ -21,7 +21,7 @@ PREFILL_SIZES = (
 """Sizes of passes. A pass runs in the next larger one: at most a fifth of it is for nothing, above 2048 tokens."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(kw_only=True, slots=True)
 class Prefill:
     """ids at positions start.. of one slot; after the last of a request's, the first token is drawn."""
 
