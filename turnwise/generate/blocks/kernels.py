@@ -15,6 +15,9 @@ from turnwise.generate.blocks.ops import TILE
 
 CHUNK = 4096
 """Logits that the drawing kernel holds at once."""
+LEAST_ROWS = 8 if tuple(int(part) for part in triton.__version__.split(".")[:2]) >= (3, 5) else 16
+"""Rows of the smallest product that Triton takes. Fewer are quicker: a decode step has as many as a key head has query
+heads."""
 
 
 @triton.jit
@@ -113,7 +116,7 @@ def attend(
     _attend[(blocks, kv_heads)](
         query, keys, values, out, rows, at, first, count, holders, shared,
         num, scale, window, cap, keys.stride(0), keys.stride(1),
-        BT=block, H=heads, G=groups, GP=padded, M=max(16, block * padded),
+        BT=block, H=heads, G=groups, GP=padded, M=max(LEAST_ROWS, block * padded),
         D=dim, DP=max(16, triton.next_power_of_2(dim)), BN=TILE,
         HAS_ROWS=rows is not None, HAS_WINDOW=window > 0, HAS_CAP=cap > 0, PRECISE=query.dtype == torch.float32,
         num_warps=2 if block == 1 and query.dtype != torch.float32 else 4,  # as measured on an H200
@@ -154,10 +157,13 @@ def _advance(
         c = tl.arange(0, NC)
         tops = tl.full((NC,), float("-inf"), tl.float32)
         masses = tl.zeros((NC,), tl.float32)
+        coming = tl.load(row + j, mask=j < vocab, other=float("-inf"))
         for v in range(0, vocab, BV):
-            x = tl.load(row + v + j, mask=v + j < vocab, other=float("-inf")).to(tl.float32) * inverse
+            x = coming.to(tl.float32) * inverse
+            coming = tl.load(row + v + BV + j, mask=v + BV + j < vocab, other=float("-inf"))  # while this one is summed
             here = tl.max(x, 0)
-            argmax = tl.where(here > top, v + tl.argmax(x, 0), argmax)
+            if temperature <= 0.0:  # to find out which one it is takes as long as everything else
+                argmax = tl.where(here > top, v + tl.argmax(x, 0), argmax)
             top = tl.maximum(top, here)
             base_value = tl.where(here > float("-inf"), here, 0.0)
             tops = tl.where(c == v // BV, here, tops)
