@@ -335,8 +335,11 @@ def test_shared_states_outlive_the_session_that_computed_them(data: st.DataObjec
         await asyncio.gather(*(one(number, *member) for number, member in enumerate(members)))
         return said
 
-    slow = HFGenerator(tiny_model(), tiny_tokenizer(), slots=8, max_context=200, engine="slots")
-    assert asyncio.run(play(make(slots=slots))) == asyncio.run(play(slow))
+    # In float64: in float32 a draw now and then falls between two roundings, and the engines round differently.
+    common = {"tokenizer": tiny_tokenizer(), "max_context": 200}
+    slow = HFGenerator(tiny_model().double(), slots=8, engine="slots", **common)
+    quick = HFGenerator(tiny_model().double(), slots=slots, engine="blocks", block_steps=5, **common)
+    assert asyncio.run(play(quick)) == asyncio.run(play(slow))
 
 
 def test_a_slot_that_others_read_in_hands_over_before_it_is_overwritten() -> None:

@@ -151,9 +151,12 @@ def _attend_reference(
     token = start[:, None] + offset
     elsewhere = (torch.arange(keys.shape[2], device=query.device) < shared[own][:, None])[:, None, :, None]
     held = holders.long()[own]
-    k = torch.where(elsewhere, keys[held], keys[own]).repeat_interleave(groups, 1).float()  # [blocks, H, length + 1, D]
-    v = torch.where(elsewhere, values[held], values[own]).repeat_interleave(groups, 1).float()
-    q = query[token.clamp(max=num - 1)].transpose(1, 2).float()  # [blocks, H, block, D]
+    wide = torch.promote_types(query.dtype, torch.float32)
+    k = (
+        torch.where(elsewhere, keys[held], keys[own]).repeat_interleave(groups, 1).to(wide)
+    )  # [blocks, H, length + 1, D]
+    v = torch.where(elsewhere, values[held], values[own]).repeat_interleave(groups, 1).to(wide)
+    q = query[token.clamp(max=num - 1)].transpose(1, 2).to(wide)  # [blocks, H, block, D]
     weights = q @ k.transpose(2, 3) * scale
     if cap > 0:
         weights = torch.tanh(weights / cap) * cap
