@@ -2,6 +2,7 @@
 
 import asyncio
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -9,6 +10,7 @@ from hypothesis import strategies as st
 
 from turnwise.generate.base import GeneratorError, Sampling, Session
 from turnwise.generate.blocks.cache import PackedCache
+from turnwise.generate.blocks.driver import Tape
 from turnwise.generate.blocks.fused import FusedModel
 from turnwise.generate.blocks.prefill import PREFILL_BLOCK, Prefill, PrefillBuffers, pack, size_for
 from turnwise.generate.hf import HFGenerator
@@ -374,7 +376,51 @@ def test_a_slot_that_others_read_in_hands_over_before_it_is_overwritten() -> Non
     assert moves == []
 
 
+def test_a_pass_has_a_block_for_every_short_prompt() -> None:
+    items = [Prefill(slot=slot, start=3, ids=[7], final=False) for slot in range(100)]
+    parts = pack(items, 256)
+    assert [item for part in parts for item in part] == items
+    for part in parts:
+        cache = PackedCache(slots=100, length=50, device=torch.device("cpu"))
+        buffers = PrefillBuffers.make(size_for(part), cache=cache)
+        buffers.load(part, slots=100, length=50)
+        assert int(buffers.view.block_count.sum()) == len(part)
+        last = int((buffers.view.block_at + PREFILL_BLOCK * (buffers.view.block_count == 0)).max())
+        assert last >= buffers.tokens.shape[0]  # the padding is covered to its end
+
+
 def test_a_pass_has_room_for_every_draw() -> None:
     item = Prefill(slot=0, start=0, ids=[1, 2], final=True, twins=tuple(range(1, 40)))
     assert size_for([item]) >= 40 * PREFILL_BLOCK
     assert pack([item], 16384) == [[item]]
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_the_tape_gives_every_request_its_own_tokens(data: st.DataObject) -> None:
+    """Requests begin and end in any block, some are read block by block: each gets what was drawn for it, in order."""
+    slots = data.draw(st.integers(1, 4))
+    tape = Tape(slots)
+    said: dict[int, list[int]] = {}  # slot -> what its request was drawn and not given yet
+    token = 0
+    for _ in range(data.draw(st.integers(1, 60))):
+        steps = data.draw(st.integers(1, 9))
+        begins = np.array([slot not in said and data.draw(st.booleans()) for slot in range(slots)])
+        for slot in begins.nonzero()[0].tolist():
+            said[slot] = []
+        ids = np.full((steps, slots), -1, dtype=np.int32)
+        for slot in range(slots):  # a slot without a request may still draw: its request was left
+            for step in range(data.draw(st.integers(0, steps))):
+                ids[step, slot] = token = token + 1
+                if slot in said:
+                    said[slot].append(token)
+        live = np.array([slot in said for slot in range(slots)])
+        tape.append(ids, -ids.astype(np.float32), begins=begins, live=live)
+        read = data.draw(st.lists(st.sampled_from(sorted(said)), unique=True)) if said else []
+        for slot, (found, logprobs) in zip(read, tape.take(read), strict=True):
+            assert found == said[slot]
+            assert logprobs == [-float(number) for number in found]
+            if data.draw(st.booleans()):
+                del said[slot]  # it is over
+            else:
+                said[slot] = []

@@ -46,7 +46,8 @@ def calm_collector() -> Generator[None]:
     finally:
         _Held.count -= 1
         if _Held.count == 0 and _Held.threshold is not None:
-            _Held.kept += gc.get_count()[0]
+            # What was freed meanwhile, an earlier rollout's episodes perhaps, is taken off Python's count.
+            _Held.kept += max(gc.get_count()[0], KEPT_OBJECTS // 75)
             gc.freeze()
             gc.unfreeze()
             gc.set_threshold(*_Held.threshold)

@@ -1,0 +1,73 @@
+"""The garbage collector during rollouts: left alone for the most part, and nothing is kept for good."""
+
+import gc
+import weakref
+
+import pytest
+
+from turnwise.rollout import collector
+from turnwise.rollout.collector import calm_collector
+
+
+class Node:
+    def __init__(self) -> None:
+        self.me = self
+
+
+def test_what_a_rollout_leaves_behind_is_collected_once_enough_came_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(collector, "KEPT_OBJECTS", 20_000)
+    monkeypatch.setattr(collector._Held, "kept", 0)
+    with calm_collector():
+        node = Node()
+        found = weakref.ref(node)
+        del node
+    assert found() is not None  # a cycle, which nobody has looked for
+    kept: list[list[list[int]]] = []
+    while found() is not None and len(kept) < 10:
+        with calm_collector():
+            kept.append([[] for _ in range(9_000)])
+    assert found() is None
+    assert 2 <= len(kept) <= 4
+
+
+def test_it_is_collected_too_where_every_rollout_frees_what_the_one_before_left() -> None:
+    with calm_collector():
+        node = Node()
+        found = weakref.ref(node)
+        del node
+    rounds = 0
+    while found() is not None and rounds < 100:
+        with calm_collector():
+            pass
+        rounds += 1
+    assert found() is None
+
+
+def test_a_rollout_is_not_walked_through_when_it_ends() -> None:
+    times: list[int] = []
+
+    def note(phase: str, info: dict[str, int]) -> None:
+        if phase == "start":
+            times.append(info["generation"])
+
+    gc.collect()
+    gc.callbacks.append(note)
+    try:
+        with calm_collector():
+            kept = [[] for _ in range(30_000)]
+        made = [[] for _ in range(100)]
+    finally:
+        gc.callbacks.remove(note)
+    assert len(kept) + len(made) == 30_100
+    assert times == []
+
+
+def test_a_program_that_froze_its_heap_keeps_it() -> None:
+    gc.freeze()
+    frozen = gc.get_freeze_count()
+    try:
+        with calm_collector():
+            pass
+        assert gc.get_freeze_count() == frozen
+    finally:
+        gc.unfreeze()

@@ -1,0 +1,70 @@
+"""One time limit for many waiters: who is late is told so, and nobody else."""
+
+import asyncio
+
+import pytest
+
+from turnwise.rollout.deadlines import Deadlines
+
+
+def test_only_who_is_late_is_told_so() -> None:
+    async def run() -> list[object]:
+        deadlines = Deadlines(0.2)
+        waits = [0.0, 30.0, 0.02, 30.0, 0.05]
+        jobs = [asyncio.create_task(deadlines.wait(asyncio.sleep(seconds, seconds))) for seconds in waits]
+        return await asyncio.gather(*jobs, return_exceptions=True)
+
+    found = asyncio.run(run())
+    assert found[0::2] == [0.0, 0.02, 0.05]
+    assert all(isinstance(error, TimeoutError) for error in found[1::2])
+
+
+def test_a_task_may_wait_again_after_it_was_late() -> None:
+    async def run() -> tuple[str, str, int]:
+        deadlines = Deadlines(0.05)
+        with pytest.raises(TimeoutError, match=r"not over after 0\.05 s"):
+            await deadlines.wait(asyncio.sleep(30))
+        task = asyncio.current_task()
+        assert task is not None
+        return "late", await deadlines.wait(asyncio.sleep(0.01, "in time")), task.cancelling()
+
+    assert asyncio.run(run()) == ("late", "in time", 0)
+
+
+def test_who_is_cancelled_by_another_is_not_late() -> None:
+    async def run() -> None:
+        deadlines = Deadlines(0.1)
+        job = asyncio.create_task(deadlines.wait(asyncio.sleep(30)))
+        await asyncio.sleep(0.01)
+        job.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await job
+        # Cancelled by both in the same moment: the other one is heard.
+        job = asyncio.create_task(deadlines.wait(asyncio.sleep(30)))
+        await asyncio.sleep(0.01)
+        deadlines._late.add(job)
+        job.cancel()
+        job.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await job
+
+    asyncio.run(run())
+
+
+def test_errors_and_results_pass_through() -> None:
+    async def fails() -> None:
+        raise KeyError("from inside")
+
+    async def run() -> None:
+        with pytest.raises(KeyError, match="from inside"):
+            await Deadlines(1.0).wait(fails())
+
+    asyncio.run(run())
+
+
+def test_every_loop_has_its_timer() -> None:
+    deadlines = Deadlines(0.05)
+    for _ in range(3):  # each asyncio.run is another loop, and the one before may have left its timer behind
+        assert asyncio.run(deadlines.wait(asyncio.sleep(0, 1))) == 1
+        with pytest.raises(TimeoutError):
+            asyncio.run(deadlines.wait(asyncio.sleep(30)))
