@@ -16,7 +16,7 @@ from turnwise.config.schema import Config
 from turnwise.data.batch import collate
 from turnwise.data.samples import episode_to_samples
 from turnwise.log.store import RunDirectory, RunDirectoryError, RunReader
-from turnwise.train.checkpoint import list_checkpoints
+from turnwise.train.checkpoint import list_checkpoints, read_checkpoint
 from turnwise.train.loop import check_ledger
 from turnwise.train.run import estimate, train
 from turnwise.train.trainer import PPOTrainer
@@ -188,7 +188,8 @@ def test_groups_without_variance_are_said_and_stop_the_run(tmp_path: Path) -> No
         train(config, sinks=())
     run = next(iter(tmp_path.iterdir()))
     assert [event["kind"] for event in RunReader(run).events()].count("idle_step") >= 2
-    assert list_checkpoints(run / "checkpoints")
+    state = read_checkpoint(list_checkpoints(run / "checkpoints")[-1]).state
+    assert [event["label"] for event in state["evaluations"]] == ["before", "after"]
 
 
 def _prompts(folder: Path) -> dict[str, object]:

@@ -252,6 +252,8 @@ class PPOTrainer:
         )
         self._note(Notice(kind="idle_step", message=message, step=self.step))
         if self.idle_steps >= limit:
+            if self.config.eval.after:  # how far it got is worth knowing, whichever of the two it is
+                self.evaluate("after")
             self._checkpoint()
             raise TrainingError(
                 f"{message}. Stopped: either every task is solved, or none ever is. Make tasks easier or harder, raise "
