@@ -38,15 +38,17 @@ class Deadlines:
         loop = asyncio.get_running_loop()
         task = asyncio.current_task(loop)
         assert task is not None
+        cancelled = task.cancelling()
         self._since[task] = loop.time()
         if self._loop is not loop:
             self._loop = loop
             self._arm(loop)
         try:
             return await job
-        except asyncio.CancelledError:
+        except BaseException as error:
             # Whoever else cancelled the task meanwhile is still to be heard, as asyncio.timeout has it.
-            if task in self._late and task.uncancel() == 0:
+            late = task in self._late and task.uncancel() <= cancelled
+            if late and isinstance(error, asyncio.CancelledError):
                 raise TimeoutError(f"not over after {self._seconds:g} s") from None
             raise
         finally:

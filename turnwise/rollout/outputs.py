@@ -1,4 +1,7 @@
-"""What travels between the parts of a rollout: env_outputs -> lm_inputs -> lm_outputs -> env_inputs -> env_outputs."""
+"""What travels between the parts of a rollout: env_outputs -> lm_inputs -> lm_outputs -> env_inputs -> env_outputs.
+
+Nobody changes these records. They are not frozen because every turn makes three, and a frozen one takes longer to make.
+"""
 
 from dataclasses import dataclass
 from typing import TypedDict

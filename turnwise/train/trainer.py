@@ -252,9 +252,11 @@ class PPOTrainer:
         )
         self._note(Notice(kind="idle_step", message=message, step=self.step))
         if self.idle_steps >= limit:
-            if self.config.eval.after:  # how far it got is worth knowing, whichever of the two it is
-                self.evaluate("after")
-            self._checkpoint()
+            try:
+                if self.config.eval.after:  # how far it got is worth knowing, whichever of the two it is
+                    self.evaluate("after")
+            finally:
+                self._checkpoint()
             raise TrainingError(
                 f"{message}. Stopped: either every task is solved, or none ever is. Make tasks easier or harder, raise "
                 "rollout.train.group_size or rollout.temperature, shape the reward (env.shaping), or raise "

@@ -310,7 +310,7 @@ class BlockEngine:
             self._prefills[size] = (buffers, self._captured_prefill(buffers))
         buffers, run = self._prefills[size]
         buffers.load(items, slots=self.slots, length=self.length)
-        if any(slot in self._truncation for item in items for slot in (item.slot, *item.twins)):
+        if any(slot in self._truncation for item in items for slot in item.slots):
             self._switched(lambda: self._prefill_step(buffers), buffers.view)
         else:
             run()

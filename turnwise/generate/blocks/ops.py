@@ -152,10 +152,8 @@ def _attend_reference(
     elsewhere = (torch.arange(keys.shape[2], device=query.device) < shared[own][:, None])[:, None, :, None]
     held = holders.long()[own]
     wide = torch.promote_types(query.dtype, torch.float32)
-    k = (
-        torch.where(elsewhere, keys[held], keys[own]).repeat_interleave(groups, 1).to(wide)
-    )  # [blocks, H, length + 1, D]
-    v = torch.where(elsewhere, values[held], values[own]).repeat_interleave(groups, 1).to(wide)
+    k, v = (torch.where(elsewhere, states[held], states[own]).to(wide) for states in (keys, values))
+    k, v = (states.repeat_interleave(groups, 1) for states in (k, v))  # [blocks, H, length + 1, D]
     q = query[token.clamp(max=num - 1)].transpose(1, 2).to(wide)  # [blocks, H, block, D]
     weights = q @ k.transpose(2, 3) * scale
     if cap > 0:

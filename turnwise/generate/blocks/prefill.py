@@ -34,6 +34,11 @@ class Prefill:
     shared: int = 0
     """How many positions of this slot the twins read here; of the others they are given a copy."""
 
+    @property
+    def slots(self) -> tuple[int, ...]:
+        """All that draw after it."""
+        return (self.slot, *self.twins)
+
 
 @dataclass(kw_only=True)
 class PrefillBuffers:
@@ -49,10 +54,9 @@ class PrefillBuffers:
 
     @classmethod
     def make(cls, size: int, *, cache: PackedCache) -> "PrefillBuffers":
-        draws, blocks = size // PREFILL_BLOCK, num_blocks(size)
-        inputs = torch.zeros(4 * size + 3 * draws + 4 * blocks, dtype=torch.int64, device=cache.shared.device)
-        parts = inputs.split([size] * 4 + [draws] * 3 + [blocks] * 4)
-        tokens, positions, rows, write, keep, draw_rows, draw_base, *block = parts
+        sizes = _part_sizes(size)
+        inputs = torch.zeros(sum(sizes), dtype=torch.int64, device=cache.shared.device)
+        tokens, positions, rows, write, keep, draw_rows, draw_base, *block = inputs.split(sizes)
         view = View(
             rows=rows,
             write=write,
@@ -76,42 +80,43 @@ class PrefillBuffers:
 
     def load(self, items: Sequence[Prefill], *, slots: int, length: int) -> None:
         """Copies the prompts in, end to end; everything else rests."""
-        size, draws = self.tokens.shape[0], self.keep.shape[0]
         inputs = np.zeros(self.inputs.shape[0], dtype=np.int64)
-        token = inputs[: 4 * size].reshape(4, size)  # token, position, row, write
-        draw = inputs[4 * size : 4 * size + 3 * draws].reshape(3, draws)  # keep, row, base
-        block = inputs[4 * size + 3 * draws :].reshape(4, -1)  # row, at, first, count
+        parts = np.split(inputs, np.cumsum(_part_sizes(self.tokens.shape[0]))[:-1])
+        tokens, positions, token_rows, write, keep, draw_rows, draw_base, *block = parts
+        block_rows, block_at, block_first, block_count = block
         nums = np.array([len(item.ids) for item in items], dtype=np.int64)
         rows = np.array([item.slot for item in items], dtype=np.int64)
         starts = np.array([item.start for item in items], dtype=np.int64)
         ends = nums.cumsum()
         total = int(nums.sum())
-        token[0, :total] = list(chain.from_iterable(item.ids for item in items))
-        token[1, :total] = np.arange(total) + np.repeat(starts - ends + nums, nums)
-        token[2] = slots
-        token[2, :total] = np.repeat(rows, nums)
-        token[3] = length
-        token[3, :total] = token[1, :total]
+        tokens[:total] = list(chain.from_iterable(item.ids for item in items))
+        positions[:total] = np.arange(total) + np.repeat(starts - ends + nums, nums)
+        token_rows[:] = slots
+        token_rows[:total] = np.repeat(rows, nums)
+        write[:] = length
+        write[:total] = positions[:total]
         blocks = -(-nums // PREFILL_BLOCK)
         used = int(blocks.sum())
         before = PREFILL_BLOCK * (np.arange(used) - np.repeat(blocks.cumsum() - blocks, blocks))
-        block[0] = slots
-        block[0, :used] = np.repeat(rows, blocks)
-        block[1, :used] = np.repeat(ends - nums, blocks) + before
-        block[1, used:] = total + PREFILL_BLOCK * np.arange(block.shape[1] - used)
-        block[2, :used] = np.repeat(starts, blocks) + before
-        block[3, :used] = np.minimum(np.repeat(nums, blocks) - before, PREFILL_BLOCK)
-        last = [(int(end) - 1, item) for end, item in zip(ends, items, strict=True) if item.final]
-        drawn = [(at, slot, item.start + len(item.ids) - 1) for at, item in last for slot in (item.slot, *item.twins)]
-        draw[1] = slots
-        if drawn:
-            draw[:, : len(drawn)] = np.array(drawn).T
-        self.inputs.copy_(pinned(inputs, self.inputs.device), non_blocking=True)
+        block_rows[:] = slots
+        block_rows[:used] = np.repeat(rows, blocks)
+        block_at[:used] = np.repeat(ends - nums, blocks) + before
+        block_at[used:] = total + PREFILL_BLOCK * np.arange(len(block_at) - used)  # the padding
+        block_first[:used] = np.repeat(starts, blocks) + before
+        block_count[:used] = np.minimum(np.repeat(nums, blocks) - before, PREFILL_BLOCK)
+        draw_rows[:] = slots
+        draws = [(end, item, slot) for end, item in zip(ends, items, strict=True) if item.final for slot in item.slots]
+        keep[: len(draws)] = [end - 1 for end, _, _ in draws]
+        draw_rows[: len(draws)] = [slot for _, _, slot in draws]
+        draw_base[: len(draws)] = [item.start + len(item.ids) - 1 for _, item, _ in draws]
+        self.inputs.copy_(pinned(inputs, self.inputs.device))
 
 
-def num_blocks(size: int) -> int:
-    """Blocks of a pass: enough for the prompts that `room` lets in, and for the padding after them."""
-    return size // 8 + 1
+def _part_sizes(size: int) -> list[int]:
+    """How the inputs of a pass are divided: by token, by draw, by block. There are blocks enough for the prompts that
+    `room` lets in, and for the padding after them."""
+    draws, blocks = size // PREFILL_BLOCK, 2 * size // PREFILL_BLOCK + 1
+    return [size] * 4 + [draws] * 3 + [blocks] * 4
 
 
 def room(num: int) -> int:
