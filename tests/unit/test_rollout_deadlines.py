@@ -52,12 +52,15 @@ def test_who_is_cancelled_by_another_is_not_late() -> None:
 
 
 def test_who_is_late_while_a_cancellation_is_being_handled_is_late_all_the_same() -> None:
+    told: list[str] = []
+
     async def run() -> None:
         try:
             await asyncio.sleep(30)
         except asyncio.CancelledError:  # cleans up, within a limit
             with pytest.raises(TimeoutError):
                 await Deadlines(0.05).wait(asyncio.sleep(30))
+            told.append("late")
             raise
 
     async def cancel() -> None:
@@ -68,6 +71,7 @@ def test_who_is_late_while_a_cancellation_is_being_handled_is_late_all_the_same(
             await job
 
     asyncio.run(cancel())
+    assert told == ["late"]
 
 
 def test_errors_and_results_pass_through() -> None:
