@@ -68,13 +68,16 @@ class FrozenLake(BaseEnv):
         self._rows: tuple[str, ...] = ()  # S, F, H, G per cell, as gymnasium writes maps
         self._cell: Cell = (0, 0)
         self._steps = 0
-        self._noise = Random(0)
+        self._noise: Random | None = None  # drawn from on slippery ice alone
         self._distances: dict[Cell, int] = {}
 
     def reset(self, seed: int | None = None, *, noise_seed: int = 0, split: str = "train", **kwargs: Any) -> str:
         refuse_keywords(kwargs, name="frozen_lake")
-        self._rows, self._cell = self._draw(seed or 0, split)
-        self._noise = Random(derive_seed(seed or 0, "frozen-lake/slip", noise_seed))
+        self._rows, self._cell = _draw(
+            self.size, self.p, seed or 0, split, random_start=self.random_start, random_goal=self.random_goal
+        )
+        slippery = self.success_rate < 1.0
+        self._noise = Random(derive_seed(seed or 0, "frozen-lake/slip", noise_seed)) if slippery else None
         self._steps = 0
         self._distances = {}
         return self._text()
@@ -105,23 +108,13 @@ class FrozenLake(BaseEnv):
     def _slip(self, action: str) -> str:
         if action not in _MOVES:
             raise ValueError(f"{action!r} is none of {', '.join(_MOVES)}")
-        if self.success_rate >= 1.0:
+        if self._noise is None:
             return action
         draw = self._noise.random()
         if draw < self.success_rate:
             return action
         side = 1 if draw < (1.0 + self.success_rate) / 2 else -1
         return _AROUND[(_AROUND.index(action) + side) % 4]
-
-    def _draw(self, seed: int, split: str) -> tuple[tuple[str, ...], Cell]:
-        """(map, start): the first of this seed's maps that belongs to the split."""
-        rows, map_seed = _draw_map(self.size, self.p, seed, split, random_goal=self.random_goal)
-        return rows, self._start(rows, Random(map_seed))
-
-    def _start(self, rows: tuple[str, ...], rng: Random) -> Cell:
-        if not (self.random_start or self.random_goal):
-            return (0, 0)
-        return rng.choice(_starts(rows))
 
     def _instruction(self) -> str:
         lines = ["You walk on a frozen lake. Reach the goal, avoid the holes."]
@@ -164,7 +157,6 @@ def _cells(rows: tuple[str, ...], kind: str) -> list[Cell]:
     return [(i, j) for i, row in enumerate(rows) for j, cell in enumerate(row) if cell == kind]
 
 
-@lru_cache(maxsize=4096)
 def _starts(rows: tuple[str, ...]) -> tuple[Cell, ...]:
     """The cells other than the goal that have a way to it."""
     return tuple(sorted(cell for cell, distance in _distances(rows).items() if distance > 0))
@@ -186,15 +178,19 @@ def _distances(rows: tuple[str, ...]) -> dict[Cell, int]:
 
 
 @lru_cache(maxsize=4096)
-def _draw_map(size: int, p: float, seed: int, split: str, *, random_goal: bool) -> tuple[tuple[str, ...], int]:
-    """(map, its own seed). Kept, because the members of a group, and every evaluation, ask for the same maps."""
+def _draw(
+    size: int, p: float, seed: int, split: str, *, random_start: bool, random_goal: bool
+) -> tuple[tuple[str, ...], Cell]:
+    """(map, start): the first of this seed's maps that belongs to the split. Kept, because the members of a group, and
+    every evaluation, ask for the same ones."""
     from gymnasium.envs.toy_text.frozen_lake import generate_random_map
 
     for attempt in range(1000):
         map_seed = derive_seed(seed, "frozen-lake/map", attempt) % 2**31
         rows = _goal_anywhere(size, p, map_seed) if random_goal else tuple(generate_random_map(size, p, map_seed))
         if _is_val(rows) == (split != "train"):
-            return rows, map_seed
+            anywhere = random_start or random_goal
+            return rows, Random(map_seed).choice(_starts(rows)) if anywhere else (0, 0)
     raise EnvError(
         f"frozen_lake: none of 1000 maps of size {size} with p={p} belongs to split {split!r}; "
         f"there are too few different ones, make the lake larger or p smaller"

@@ -92,7 +92,7 @@ class Agent:
             self.fail_env(error)
             return
         messages = tuple(self.observe(opening.messages))
-        self.opening = replace(opening, messages=messages)
+        self.opening = opening if messages is opening.messages else replace(opening, messages=messages)
         self._state_key = opening.state_key or _text(messages)
 
     async def step(self, env_input: EnvInput) -> None:
