@@ -3,8 +3,12 @@
 import pytest
 import torch
 from algo_batches import make_batch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from turnwise.algos import PRESETS, build_algorithm, compute_advantages, dr_grpo, gigpo, grpo, rloo, token_gae
+from turnwise.algos.filters import filter_groups
+from turnwise.algos.normalize import normalize_rewards
 from turnwise.config.schema import AlgoConfig
 from turnwise.data.batch import Batch
 
@@ -98,6 +102,41 @@ def test_equal_rewards_give_exactly_nothing(reward) -> None:
         found, metrics = run(batch, name=name)
         assert per_row(found) == [0.0] * 7
         assert metrics["group/zero_variance"] == 1
+
+
+tenths = st.integers(-90, 90)
+
+
+@given(
+    total=tenths,
+    parts=st.lists(st.lists(tenths, max_size=4), min_size=2, max_size=6),
+    how=st.sampled_from(["none", "batch", "running"]),
+)
+def test_equal_returns_of_different_turns_give_exactly_nothing(total, parts, how) -> None:
+    """Float32 sums of different rewards differ in their last bits, and more so once they were normalised."""
+    equal = [[(1, reward / 10) for reward in [*part, total - sum(part)]] for part in parts]
+    batch = make_batch([*equal, [(1, 7.0)], [(1, -3.0)]], groups=[0] * len(equal) + [1, 1])
+    batch, _ = normalize_rewards(batch, how=how)
+    for name in ("grpo", "dr_grpo", "rloo"):
+        found, metrics = run(batch, name=name)
+        assert per_row(found)[: len(equal)] == [0.0] * len(equal)
+        assert metrics["group/zero_variance"] == 1
+    rows, _ = filter_groups(batch, AlgoConfig(name="dapo"))
+    assert rows.tolist() == [len(equal), len(equal) + 1]
+
+
+@given(base=st.floats(-1e3, 1e3), gap=st.floats(1e-3, 10.0))
+def test_returns_that_differ_are_told_apart(base, gap) -> None:
+    found, metrics = run(make_batch([[(1, base)], [(1, base + gap)]]), name="grpo")
+    assert metrics["group/zero_variance"] == 0
+    assert per_row(found) == pytest.approx([-(0.5**0.5), 0.5**0.5], rel=1e-2)
+
+
+def test_turns_of_equal_worth_give_gigpo_nothing() -> None:
+    """From one state on, 0.1 + 0.2 and 0.3 + 0.0: the same, but for the last bit."""
+    batch = make_batch([[(1, 0.1), (1, 0.2)], [(1, 0.3), (1, 0.0)]], states=[[0, 1], [0, 2]])
+    found, _ = run(batch, name="gigpo", high_level_gamma=1.0)
+    assert per_row(found) == [0.0, 0.0]
 
 
 def test_gigpo_adds_the_turn_among_its_peers() -> None:

@@ -2,15 +2,17 @@
 
 import asyncio
 import time
+from dataclasses import replace
 
 import pytest
 from rollout_parts import CountEnv, Faulty, config_for, hangs, raises, says
 
 from turnwise.config.schema import Config, GroupsConfig, RolloutConfig
 from turnwise.data.samples import episode_to_samples
+from turnwise.generate.hf import HFGenerator
 from turnwise.rollout.proxy import AgentProxy, RolloutError
-from turnwise.testing.tiny import tiny_tokenizer
-from turnwise.types import Episode, Sample, Status
+from turnwise.testing.tiny import tiny_model, tiny_tokenizer
+from turnwise.types import Episode, Message, Sample, Status, StepResult
 
 
 def play(config: Config, generator, factory, *, template: str = "chatml", split: str = "train", step: int = 0):
@@ -239,8 +241,6 @@ def test_tokenizer_without_template() -> None:
 
 def test_same_seed_same_episodes() -> None:
     def lines() -> list[str]:
-        from dataclasses import replace
-
         found = play(config_for(), says(lambda s, call: f"{s.seed % 97}"), CountEnv).episodes
         still = [replace(e, turns=tuple(replace(t, generate_seconds=0, env_seconds=0) for t in e.turns)) for e in found]
         return [episode.to_line() for episode in still]
@@ -260,3 +260,27 @@ def test_mixed_single_and_multi_turn_tags() -> None:
     proxy = AgentProxy(config, says(), tiny_tokenizer(), factories=factories)
     episodes = asyncio.run(proxy.rollout(0)).episodes
     assert [(e.tag, len(e.turns)) for e in episodes] == [("one", 1)] * 2 + [("many", 3)] * 4
+
+
+class _Talkative(CountEnv):
+    """Its second answer fits into no context."""
+
+    def step(self, message: Message) -> StepResult:
+        result = super().step(message)
+        return replace(result, messages=(Message(role="user", content="x" * (600 if self.count == 2 else 1)),))
+
+
+@pytest.mark.parametrize("window", ["full", "last_k", "single_turn"])
+def test_a_context_that_does_not_fit_leaves_no_session_behind(window) -> None:
+    generator = HFGenerator(tiny_model(), tiny_tokenizer(), slots=2, max_context=256)
+    rollout = RolloutConfig(
+        train=GroupsConfig(env_groups=1, group_size=2, tags=("count",)),
+        window=window,
+        window_turns=1,
+        max_response_tokens=4,
+        max_context=256,
+        isolation="inline",
+    )
+    result = play(Config(rollout=rollout), generator, lambda: _Talkative(goal=9))
+    assert {episode.status for episode in result.episodes} == {Status.TRUNCATED_LENGTH}
+    assert generator.open_sessions == ()

@@ -92,3 +92,34 @@ def test_what_a_killed_writer_left_is_no_checkpoint_and_is_swept(tmp_path: Path)
 
 def test_without_any_there_is_none(tmp_path: Path) -> None:
     assert latest_checkpoint(tmp_path / "nowhere", refused=pytest.fail) is None
+
+
+def test_a_torn_one_of_a_later_step_costs_no_other(tmp_path: Path) -> None:
+    """Resumed from before a torn checkpoint, with one to be kept: it is not the torn one."""
+    (write(tmp_path, 100, keep=1) / "manifest.json").unlink()
+    for step in (50, 60):
+        assert read_checkpoint(write(tmp_path, step, keep=1)).step == step
+    assert latest_checkpoint(tmp_path, refused=lambda message: None).step == 60
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step_000060", "step_000100"]
+
+
+def test_killed_while_one_takes_anothers_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run that is resumed writes its last step again; a kill in between leaves the old one."""
+    write(tmp_path, 1, keep=1)
+    rename, renamed = Path.rename, []
+
+    def once(path: Path, target: Path) -> Path:
+        if renamed:
+            raise KeyboardInterrupt
+        renamed.append(path)
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "rename", once)
+    with pytest.raises(KeyboardInterrupt):
+        write(tmp_path, 1, keep=1)
+    monkeypatch.undo()
+    assert not (tmp_path / "step_000001").exists()
+    found = latest_checkpoint(tmp_path, refused=pytest.fail)
+    assert (found.step, found.tensors()["weight"].tolist()) == (1, [1.0, 1.0, 1.0])
+    write(tmp_path, 1, keep=1)
+    assert [path.name for path in tmp_path.iterdir()] == ["step_000001"], "nothing is left lying about"

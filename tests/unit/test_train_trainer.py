@@ -274,6 +274,53 @@ def test_lora_shared_critics_and_checkpointing_resume_too(
     assert contents(torn.path) == contents(whole.path)
 
 
+@pytest.mark.parametrize(("first", "then"), [(0.05, 0.5), (0.0, 0.5), (0.05, 0.0)])
+def test_a_fixed_kl_coefficient_given_at_a_resume_counts(tmp_path: Path, first: float, then: float) -> None:
+    done = train(quick(tmp_path, algo={"name": "grpo", "kl_coef": first}, train={"steps": 1, "max_turn": 1}), sinks=())
+    further = quick(tmp_path, algo={"name": "grpo", "kl_coef": then}, train={"steps": 2, "max_turn": 1})
+    trainer = PPOTrainer(further, resume=done.path)
+    assert trainer.learner.algorithm.kl_coef == trainer.learner.kl.coef == then
+    assert trainer.fit().steps == 2
+
+
+def test_one_evaluated_episode_has_no_interval_and_can_be_stored(tmp_path: Path) -> None:
+    eval_config = {"episodes": 1, "before": True, "after": True}
+    done = train(quick(tmp_path, eval=eval_config, train={"steps": 1, "max_turn": 1}), sinks=())
+    resumed = train(quick(tmp_path, eval=eval_config, train={"steps": 2, "max_turn": 1}), resume=done.path, sinks=())
+    assert resumed.before is not None
+    assert resumed.before.reward == (-float("inf"), done.before.reward[1], float("inf"))
+
+
+def test_a_critic_learns_where_the_policy_cannot(tmp_path: Path) -> None:
+    """Every reward is the same, so no advantage differs; the critic is wrong all the same."""
+    config = quick(
+        tmp_path,
+        env={**LAKE, "name": "learn_envs:Constant", "options": {}},
+        algo={"name": "ppo"},
+        train={"steps": 2, "max_turn": 1, "critic_lr": 0.01, "critic_warmup": 2},
+    )
+    rows = [row for row in RunReader(train(config, sinks=()).path).metrics() if "train/idle" in row]
+    assert [row["train/idle"] for row in rows] == [0.0, 0.0]
+    assert rows[0]["critic/value_mean"] == 0.0
+    assert rows[1]["critic/value_mean"] != 0.0
+
+
+def test_a_warm_up_without_a_critic_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"train\.critic_warmup=3 means nothing to algo\.name='grpo'"):
+        PPOTrainer(quick(tmp_path, algo={"name": "grpo"}, train={"critic_warmup": 3}))
+
+
+def test_the_warm_start_ends_where_the_context_does(tmp_path: Path) -> None:
+    def short(ids: int) -> Config:
+        rollout = {"train": {"env_groups": 2, "group_size": 4}, "max_context": ids, "isolation": "inline"}
+        return quick(tmp_path, rollout=rollout, train={"steps": 1, "max_turn": 3})
+
+    statuses = [episode.status.value for episode in RunReader(train(short(40), sinks=()).path).episodes(1)]
+    assert set(statuses) == {"truncated_length"}
+    with pytest.raises(ValueError, match=r"no opening fits into rollout\.max_context=8"):
+        PPOTrainer(short(8))
+
+
 def test_an_estimate_speaks_of_the_whole_run(tmp_path: Path) -> None:
     found = estimate(quick(tmp_path, train={"steps": 50, "max_turn": 2}))
     assert found.steps == 50

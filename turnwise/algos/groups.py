@@ -16,6 +16,8 @@ from turnwise.algos.layout import build_layout, discounted_suffix_sums
 Singleton = Literal["error", "zero"]
 EPS = 1e-6
 """Added to a standard deviation before dividing by it, as GRPO has it."""
+ROUNDING = 2.0**-22
+"""Rewards are float32: sums that differ by no more than this share of what they are sums of are equal."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -23,6 +25,8 @@ class Members:
     """Numbers that belong to groups, with each group's statistics beside them. All tensors are float64 or bool, [E]."""
 
     scores: Tensor
+    sizes: Tensor
+    """What the scores are sums of, without signs: how large the parts were."""
     counted: Tensor
     """False: not part of any statistic."""
     size: Tensor
@@ -37,8 +41,14 @@ class Members:
         return self.counted & (self.size == 1)
 
 
-def group_statistics(scores: Tensor, groups: Tensor, *, counted: Tensor | None = None) -> Members:
+def group_statistics(
+    scores: Tensor, groups: Tensor, *, counted: Tensor | None = None, sizes: Tensor | None = None
+) -> Members:
     """Each number with the statistics of its group. In float64, so that equal rewards have a variance of exactly 0.
+
+    Args:
+        sizes: where the numbers are sums of rewards, the sums of those without signs. Equal sums of different float32
+            numbers differ in their last bits, and a group's variance would be that noise. None: the numbers' own.
 
     Example:
         >>> group_statistics(torch.tensor([1.0, 3.0, 5.0]), torch.tensor([7, 7, 8])).mean
@@ -47,6 +57,7 @@ def group_statistics(scores: Tensor, groups: Tensor, *, counted: Tensor | None =
     _, group = torch.unique(groups, return_inverse=True)
     counted = torch.ones_like(group, dtype=torch.bool) if counted is None else counted
     scores = torch.where(counted, scores.double(), 0.0)
+    sizes = torch.where(counted, (scores if sizes is None else sizes.double()).abs(), 0.0)
     zeros = scores.new_zeros(scores.shape[0])  # one slot per group; there are never more groups than members
     size = zeros.index_add(0, group, counted.double())[group]
     mean = zeros.index_add(0, group, scores)[group] / size.clamp(min=1)
@@ -54,7 +65,9 @@ def group_statistics(scores: Tensor, groups: Tensor, *, counted: Tensor | None =
     std = (zeros.index_add(0, group, squares)[group] / (size - 1).clamp(min=1)).sqrt()
     low = zeros.scatter_reduce(0, group, torch.where(counted, scores, torch.inf), "amin", include_self=False)[group]
     high = zeros.scatter_reduce(0, group, torch.where(counted, scores, -torch.inf), "amax", include_self=False)[group]
-    return Members(scores=scores, counted=counted, size=size, mean=mean, std=torch.where(high > low, std, 0.0))
+    noise = ROUNDING * zeros.scatter_reduce(0, group, sizes, "amax", include_self=False)[group]
+    std = torch.where(high - low > noise, std, 0.0)
+    return Members(scores=scores, sizes=sizes, counted=counted, size=size, mean=mean, std=std)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -93,11 +106,13 @@ def score_episodes(
     if (groups[episode] != group_ids).any():
         row = int((groups[episode] != group_ids).nonzero()[0])
         raise ValueError(f"an episode belongs to one group; the rows of row {row}'s episode name several")
-    returns = torch.where(mask, rewards.double(), 0.0).sum(-1)
-    returns = returns.new_zeros(number).index_add(0, episode, returns)
+    rewards = torch.where(mask, rewards.double(), 0.0)
+    nothing = rewards.new_zeros(number)
+    returns = nothing.index_add(0, episode, rewards.sum(-1))
+    sizes = nothing.index_add(0, episode, rewards.abs().sum(-1))
     votes = (mask.any(-1) if counted is None else counted).long()
     counts = votes.new_zeros(number).index_add(0, episode, votes) > 0
-    members = group_statistics(returns, groups, counted=counts)
+    members = group_statistics(returns, groups, counted=counts, sizes=sizes)
     return EpisodeScores(members=members, groups=groups, episode_of_row=episode)
 
 
@@ -220,14 +235,17 @@ def gigpo(
     scored = score_episodes(rewards, mask, group_ids=group_ids, episode_ids=episode_ids, counted=counted)
     episodes = _relative(scored.members, singleton=singleton, normalize_std=True)
     lay = build_layout(mask, turn_ids=turn_ids, episode_ids=episode_ids)
-    turn_returns = discounted_suffix_sums(
-        lay.turn_sums(lay.take(rewards).double()), lengths=lay.episode_turns, decay=gamma
+    taken = lay.take(rewards).double()
+    turn_returns, sizes = (
+        discounted_suffix_sums(lay.turn_sums(part), lengths=lay.episode_turns, decay=gamma)
+        for part in (taken, taken.abs())
     )
     heads = lay.index[lay.turn_starts]
     rows = torch.div(heads, lay.shape[1], rounding_mode="floor")
     pairs = torch.stack([group_ids[rows], state_ids.reshape(-1)[heads]], -1)
     _, states = torch.unique(pairs, dim=0, return_inverse=True)
-    members = group_statistics(turn_returns, states, counted=scored.members.counted[scored.episode_of_row[rows]])
+    counts = scored.members.counted[scored.episode_of_row[rows]]
+    members = group_statistics(turn_returns, states, counted=counts, sizes=sizes)
     steps = _relative(members, singleton="zero", normalize_std=True)
     step_advantages = lay.put(torch.repeat_interleave(steps, lay.turn_lengths).to(rewards.dtype))
     advantages, returns = _spread(scored, episodes, rewards=rewards, mask=mask)

@@ -100,7 +100,8 @@ def normalize_rewards(
             )
         mean, spread = members.mean, members.std
     elif how == "batch":
-        over_all = group_statistics(members.scores, torch.zeros_like(scored.groups), counted=members.counted)
+        everyone = torch.zeros_like(scored.groups)
+        over_all = group_statistics(members.scores, everyone, counted=members.counted, sizes=members.sizes)
         mean, spread = over_all.mean, over_all.std
     else:
         running = running.update(members.scores[members.counted].tolist())

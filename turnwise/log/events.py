@@ -1,5 +1,6 @@
 """What a training run tells whoever listens: the console, the trackers, a callback. Typed, and complete in itself."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -48,17 +49,18 @@ class Evaluated:
             "label": self.label,
             "episodes": self.episodes,
             "success": None if self.success is None else list(self.success),
-            "reward": list(self.reward),
+            "reward": [bound if math.isfinite(bound) else None for bound in self.reward],
         }
 
     @classmethod
     def from_json(cls, data: Mapping[str, Json]) -> "Evaluated":
+        low, estimate, high = data["reward"]  # one episode alone has no bounds, and JSON no infinity
         return cls(
             step=data["step"],
             label=data["label"],
             episodes=data["episodes"],
             success=None if data["success"] is None else tuple(data["success"]),
-            reward=tuple(data["reward"]),
+            reward=(-math.inf if low is None else low, estimate, math.inf if high is None else high),
         )
 
 

@@ -91,17 +91,18 @@ class ContextManager:
             rendered, text = self.renderer.render(window, conversation.tools, key=conversation.tools_key), None
         restart = text is None
         ids = self.renderer.encode((rendered.text if text is None else text) + self.response_prefix)
+        used = 0 if restart else conversation.num_ids
+        room = self._max_context - used - len(ids)
+        if room < 1:  # nothing has changed yet: the session that is there is still to be released
+            raise ContextOverflowError(
+                f"{conversation.key}: the context holds {self._max_context} ids; {used} are used and "
+                f"{len(ids)} more leave no room for a reply; raise rollout.max_context or use a window"
+            )
         session = old
         if restart or session is None:
             conversation.num_ids = 0
             conversation.contexts += 1
             session = conversation.session = _session(conversation)
-        room = self._max_context - conversation.num_ids - len(ids)
-        if room < 1:
-            raise ContextOverflowError(
-                f"{conversation.key}: the context holds {self._max_context} ids; {conversation.num_ids} are used and "
-                f"{len(ids)} more leave no room for a reply; raise rollout.max_context or use a window"
-            )
         conversation.rendered = rendered
         conversation.window_start = start
         limit = min(self._config.max_response_tokens, room)

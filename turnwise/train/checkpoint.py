@@ -26,7 +26,7 @@ from torch import Tensor
 from turnwise.types import Json
 
 FORMAT = "turnwise-checkpoint-1"
-_NAME = re.compile(r"step_(\d{6,})")
+_NAME = re.compile(r"(?:step|\.replaced)_(\d{6,})")
 
 
 class CheckpointError(RuntimeError):
@@ -72,6 +72,7 @@ def write_checkpoint(
 
     final = folder / f"step_{step:06d}"
     beside = folder / f".writing_{step:06d}"
+    replaced = folder / f".replaced_{step:06d}"
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for leftover in folder.glob(".writing_*"):
@@ -89,7 +90,8 @@ def write_checkpoint(
         for path in [*files, beside / "manifest.json", beside / "model", beside]:
             _sync(path)
         if final.exists():  # a run that was resumed before this step writes it again
-            shutil.rmtree(final)
+            shutil.rmtree(replaced, ignore_errors=True)
+            final.rename(replaced)  # a checkpoint still, until the new one stands in its place
         beside.rename(final)
         _sync(folder)
     except OSError as error:
@@ -102,7 +104,10 @@ def write_checkpoint(
             f"the checkpoint of step {step} could not be written to {folder} ({error.strerror or error}); the ones "
             f"before it are intact. To go on: {remedy}, then `turnwise train --resume {folder.parent}`"
         ) from error
-    for old in list_checkpoints(folder)[:-keep]:
+    for old in folder.glob(".replaced_*"):
+        shutil.rmtree(old)
+    # Those of later steps are torn, or this run would have begun after them.
+    for old in [path for path in list_checkpoints(folder) if _step_of(path) <= step][:-keep]:
         shutil.rmtree(old)
     return final
 
@@ -111,8 +116,13 @@ def list_checkpoints(folder: Path) -> list[Path]:
     """Finished checkpoints, oldest first. They are not read."""
     if not folder.is_dir():
         return []
-    found = [(int(match[1]), path) for path in folder.iterdir() if (match := _NAME.fullmatch(path.name))]
-    return [path for _, path in sorted(found)]
+    names = sorted(path.name for path in folder.iterdir() if _NAME.fullmatch(path.name))
+    found = {_step_of(folder / name): folder / name for name in names}  # a replaced one counts where it has no heir
+    return [path for _, path in sorted(found.items())]
+
+
+def _step_of(path: Path) -> int:
+    return int(path.name.rpartition("_")[2])
 
 
 def read_checkpoint(path: Path) -> Checkpoint:

@@ -102,7 +102,7 @@ def training_step(
             batch, found = compute_advantages(batch, learner.algorithm, token_rewards=penalty)
             metrics |= found
             assert batch.advantages is not None
-            updated = bool(batch.advantages[batch.loss_mask].any())
+            updated = bool(batch.advantages[batch.loss_mask].any()) or _critic_errs(batch)
 
     if updated:
         with clock("update"):  # 6. Epochs of mini-batches.
@@ -120,6 +120,13 @@ def training_step(
         ledger=ledger,
         updated=updated,
     )
+
+
+def _critic_errs(batch: Batch) -> bool:
+    """Whether there is a critic that has something to learn, though the policy may have nothing."""
+    if batch.values is None or batch.returns is None:
+        return False
+    return bool((batch.returns - batch.values)[batch.loss_mask].any())
 
 
 def check_ledger(step: int, episodes: Sequence[Episode], batch: Batch) -> LedgerEntry:

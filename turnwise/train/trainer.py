@@ -63,6 +63,11 @@ class PPOTrainer:
         self.config = setting.config
         self.factories = setting.factories
         self.algorithm = build_algorithm(self.config.algo)
+        if self.config.train.critic_warmup and not self.algorithm.needs_critic:
+            raise ValueError(
+                f"train.critic_warmup={self.config.train.critic_warmup} means nothing to algo.name="
+                f"{self.algorithm.name!r}: it has no critic; remove it or set it to 0"
+            )
         self.run = _open_run(config, resume)
         try:
             self._build(setting.notices, resumed=resume is not None)
@@ -270,8 +275,9 @@ class PPOTrainer:
         if self.learner.critic_optimizer is not None:
             self.learner.critic_optimizer.load_tensors(tensors, "critic_optimizer")
         self.learner.version = state["version"]
-        self.learner.kl = KLState(coef=state["kl_coef"], target=self.algorithm.kl_target)
-        self.learner.adapt_kl(self.algorithm.kl_target or 0.0, num_episodes=0)
+        if self.algorithm.kl_target is not None:  # one that is fixed is the config's
+            self.learner.kl = KLState(coef=state["kl_coef"], target=self.algorithm.kl_target)
+            self.learner.adapt_kl(self.algorithm.kl_target, num_episodes=0)
         self.idle_steps = state["idle_steps"]
         self.normalizer.load_state_dict(state["reward_statistics"])
         self.step = checkpoint.step

@@ -14,6 +14,7 @@ from turnwise.data.samples import episode_to_samples
 from turnwise.envs.actions import write_reply
 from turnwise.envs.adapt import TextTurns
 from turnwise.envs.registry import make_env
+from turnwise.generate.base import ContextOverflowError
 from turnwise.rollout.context import ContextManager
 from turnwise.rollout.outputs import LmOutput
 from turnwise.rollout.plan import env_configs, turn_limit
@@ -78,14 +79,18 @@ def play_randomly(config: Config, env_config: EnvConfig, *, count: int) -> list[
 
 
 def transcript_episode(transcript: Transcript, context: ContextManager, tokenizer: Any, *, number: int) -> Episode:
-    """The transcript as an episode, tokenised as a rollout would have: every reply's ids end with end-of-sequence."""
+    """The transcript as an episode, tokenised as a rollout would have: every reply's ids end with end-of-sequence, and
+    it is over where the context is full."""
     context.open(0, key=f"warmstart-{number}", seed=0, prompt=transcript.opening)
     turns: list[Turn] = []
     answer: tuple[Message, ...] = ()
     for said, reply in transcript.exchanges:
-        asked = context.next_input(0, answer)
         own = said.removeprefix(context.response_prefix)
         ids = (*tokenizer.encode(own, add_special_tokens=False), tokenizer.eos_token_id)
+        try:
+            asked = context.next_input(0, answer)
+        except ContextOverflowError:
+            break
         completion = Completion(ids=ids, logprobs=(0.0,) * len(ids), finish_reason="stop")
         context.get_env_inputs([LmOutput(env_id=0, completion=completion)])
         turns.append(
@@ -124,10 +129,15 @@ def build_embedded(
         f"tokens; it imitates {len(transcripts)} episodes of a random player"
     )
     context = ContextManager(tokenizer, config.rollout, max_context=MAX_CONTEXT)
-    episodes = [
+    played = [
         transcript_episode(transcript, context, tokenizer, number=number)
         for number, transcript in enumerate(transcripts)
     ]
+    episodes = [episode for episode in played if episode.turns]
+    if not episodes:
+        raise ValueError(
+            f"no opening fits into rollout.max_context={config.rollout.max_context} with room for a reply; raise it"
+        )
     metrics = {"warmstart/loss": 0.0, "warmstart/episodes": float(len(episodes))}
     if settings.warmstart_episodes and settings.warmstart_epochs:
         metrics["warmstart/loss"] = imitate(model, episodes, config=config, tokenizer=tokenizer)
