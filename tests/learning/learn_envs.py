@@ -59,3 +59,18 @@ class Broken(BaseEnv):
 
     def step(self, action: str) -> Any:
         raise NotImplementedError
+
+
+class Moody(BaseEnv):
+    """Every fourth task raises."""
+
+    instruction = "Choose."
+    actions = ("left", "right")
+
+    def reset(self, seed: int | None = None, **kwargs: Any) -> str:
+        if (seed or 0) % 4 == 0:
+            raise RuntimeError("not today")
+        return "Now."
+
+    def step(self, action: str) -> tuple[str, float, bool, dict[str, Any]]:
+        return "Over.", float(action == "right"), True, {}

@@ -262,3 +262,14 @@ def test_the_store_refuses_what_it_does_not_know() -> None:
     config.training.num_epochs = "many"
     with pytest.raises(ConfigError, match=r"train\.steps.*'many'"):
         config.to_config()
+
+
+def test_another_environment_does_not_inherit_what_was_said_of_the_first() -> None:
+    """`turnwise train --env.name mine.py:Env` begins with a recipe that has options for FrozenLake."""
+    config = load_config("frozen_lake", ["--env.name", "bandit", "env.options.high=2.0"])
+    assert config.env.options == {"high": 2.0}
+    assert config.env.system_prompt is None
+    same = load_config("frozen_lake", ["env.name=frozen_lake", "env.options.size=5"])
+    assert same.env.options["size"] == 5
+    assert same.env.options["random_start"] is True
+    assert same.env.system_prompt is not None

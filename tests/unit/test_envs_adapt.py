@@ -126,7 +126,7 @@ def test_what_reset_is_given() -> None:
     assert task.id == "counter/train/5"
     env.reset(task, noise_seed=9)
     env.reset(Task(id="x", seed=1, payload={"extra": True}))
-    assert counter.resets == [{"seed": 10, "level": 2}, {"seed": 1, "level": 2, "extra": True}]
+    assert counter.resets == [{"seed": 5, "level": 2}, {"seed": 1, "level": 2, "extra": True}]
 
 
 def test_tasks_of_train_and_val_never_share_a_seed() -> None:
@@ -299,3 +299,20 @@ def test_unknown_reset_options_name_the_nearest() -> None:
 
     with pytest.raises(ValueError, match=r"no option 'levle'; did you mean 'level'"):
         as_env(Strict(), config=EnvConfig(reset_options={"levle": 2}), name="strict")
+
+
+def test_a_split_is_not_in_the_seeds_last_bit() -> None:
+    """An environment that takes no split may use its seed as it likes: seed % 2 must not be the split."""
+    env = as_env(Counter(), config=EnvConfig(), name="counter")
+    for split in ("train", "val"):
+        assert {env.make_task(seed, split).seed % 2 for seed in range(2**62, 2**62 + 100)} == {0, 1}
+
+
+def test_text_that_is_no_unicode_is_the_environments_error() -> None:
+    class Broken(Counter):
+        def reset(self, seed: int | None = None, **kwargs: Any) -> str:
+            return "half a pair: \ud800"
+
+    env = as_env(Broken(), config=EnvConfig(), name="broken")
+    with pytest.raises(EnvError, match="broken: reset returned text that is no valid Unicode"):
+        env.reset(env.make_task(0, "train"))

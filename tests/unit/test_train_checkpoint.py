@@ -123,3 +123,25 @@ def test_killed_while_one_takes_anothers_place(tmp_path: Path, monkeypatch: pyte
     assert (found.step, found.tensors()["weight"].tolist()) == (1, [1.0, 1.0, 1.0])
     write(tmp_path, 1, keep=1)
     assert [path.name for path in tmp_path.iterdir()] == ["step_000001"], "nothing is left lying about"
+
+
+def test_where_none_is_whole_nothing_is_begun_anew(tmp_path: Path) -> None:
+    for step in (1, 2):
+        (write(tmp_path, step) / "manifest.json").unlink()
+    said: list[str] = []
+    with pytest.raises(CheckpointError, match=r"no checkpoint in .* is whole, so the run cannot go on"):
+        latest_checkpoint(tmp_path, refused=said.append)
+    assert len(said) == 1
+
+
+def test_a_disk_that_is_full_for_safetensors_is_full(tmp_path: Path) -> None:
+    from safetensors import SafetensorError
+
+    write(tmp_path, 1)
+
+    def full(path: Path) -> None:
+        raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+
+    with pytest.raises(CheckpointError, match="free some space"):
+        write(tmp_path, 2, save_model=full)
+    assert [path.name for path in tmp_path.iterdir()] == ["step_000001"]

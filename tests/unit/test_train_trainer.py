@@ -321,6 +321,41 @@ def test_the_warm_start_ends_where_the_context_does(tmp_path: Path) -> None:
         PPOTrainer(short(8))
 
 
+def test_an_evaluation_that_fails_costs_no_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer = PPOTrainer(quick(tmp_path, checkpoint={"every": 0}, train={"steps": 2, "max_turn": 1}))
+    evaluate = trainer.evaluate
+
+    def fails(label):
+        if label == "after":
+            raise RuntimeError("the server went away")
+        return evaluate(label)
+
+    monkeypatch.setattr(trainer, "evaluate", fails)
+    with pytest.raises(RuntimeError, match="the server went away"):
+        trainer.fit()
+    assert list_checkpoints(trainer.run.path / "checkpoints")[-1].name == "step_000002"
+
+
+def test_settings_given_at_a_resume_are_stored(tmp_path: Path) -> None:
+    done = train(quick(tmp_path, train={"steps": 1, "max_turn": 1}), sinks=())
+    train(quick(tmp_path, train={"steps": 2, "max_turn": 1, "lr": 0.03}), resume=done.path, sinks=())
+    reader = RunReader(done.path)
+    assert (reader.config.train.steps, reader.config.train.lr) == (2, 0.03)
+    (event,) = [event for event in reader.events() if event["kind"] == "config_changed"]
+    assert event["changed"]["train.steps"] == [1, 2]
+    assert set(event["changed"]) >= {"train.steps", "train.lr"}
+
+
+def test_the_warm_start_passes_over_what_fails(tmp_path: Path) -> None:
+    config = quick(tmp_path, env={**LAKE, "name": "learn_envs:Moody", "options": {}}, train={"steps": 1, "max_turn": 1})
+    assert train(config, sinks=()).steps == 1
+
+
+def test_a_device_that_is_none_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"train\.device is auto, cpu, cuda or cuda:N, got 'banana'"):
+        PPOTrainer(quick(tmp_path, train={"device": "banana"}))
+
+
 def test_an_estimate_speaks_of_the_whole_run(tmp_path: Path) -> None:
     found = estimate(quick(tmp_path, train={"steps": 50, "max_turn": 2}))
     assert found.steps == 50

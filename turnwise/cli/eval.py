@@ -36,6 +36,7 @@ def evaluate_command(
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
     """Evaluate a run, a checkpoint, a model or a player: success and reward with 95 % intervals."""
+    from turnwise.envs.base import EnvError
     from turnwise.train.evaluate import EvaluationError, compare, evaluate
     from turnwise.train.players import PlayerError
 
@@ -49,7 +50,7 @@ def evaluate_command(
         if against is not None:
             rival = _player(against, source)
             other = evaluate(source.config, rival, episodes=episodes, split=split)
-    except (EvaluationError, PlayerError) as error:
+    except (EvaluationError, PlayerError, ValueError, EnvError) as error:
         fail(str(error))
     comparison = compare(result, other) if other is not None else None
     if out is not None:

@@ -21,7 +21,6 @@ COMMANDS = {
     "check-env": "turnwise.cli.check_env",
     "serve-env": "turnwise.cli.serve_env",
     "config": "turnwise.cli.config",
-    "inspect": "turnwise.cli.inspect",
     "doctor": "turnwise.cli.doctor",
 }
 

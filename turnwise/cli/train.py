@@ -29,7 +29,7 @@ def train(
     gpus: Annotated[int | None, typer.Option(help="verl: GPUs per machine; ranks on the CPU.", min=1)] = None,
     address: Annotated[str | None, typer.Option(help="verl: a running Ray cluster, host:port or auto.")] = None,
 ) -> None:
-    """Train: turnwise train [recipe or config.yaml] [--train.steps 50 | train.steps=50]..."""
+    """Train: turnwise train RECIPE or CONFIG.yaml, then --train.steps 50 or train.steps=50, and so on."""
     config = _config(ctx.args, resume, backend)
     if dry_run:
         print(show_config(config), end="")
@@ -59,12 +59,19 @@ def _config(words: list[str], resume: Path | None, backend: str | None) -> Confi
 
 
 def _native(config: Config, *, resume: Path | None, estimate: bool) -> None:
+    from turnwise.envs.base import EnvError
+    from turnwise.generate.base import GeneratorError
     from turnwise.log.records import RunDirectoryError
     from turnwise.log.trackers import TrackerError
+    from turnwise.rollout.proxy import RolloutError
     from turnwise.train import run
     from turnwise.train.checkpoint import CheckpointError
+    from turnwise.train.evaluate import EvaluationError
     from turnwise.train.update import TrainingError
 
+    where = config.model.path or ""
+    if where.startswith(("/", "./", "../", "~")) and not Path(where).expanduser().exists():
+        fail(f"model.path: there is no {where}")
     try:
         if estimate:
             for line in _memory(config):
@@ -72,11 +79,13 @@ def _native(config: Config, *, resume: Path | None, estimate: bool) -> None:
             print(run.estimate(config))
         else:
             run.train(config, resume=resume)
-    except (RunDirectoryError, TrackerError, ValueError, ImportError) as error:
+    except (RunDirectoryError, TrackerError, ValueError, ImportError, OSError) as error:
         if os.environ.get("TURNWISE_TRACEBACK"):
             raise
         fail(f"{error}\n(set TURNWISE_TRACEBACK=1 to see where this comes from)")
-    except (CheckpointError, TrainingError) as error:
+    except (CheckpointError, TrainingError, RolloutError, EvaluationError, EnvError, GeneratorError) as error:
+        if os.environ.get("TURNWISE_TRACEBACK"):
+            raise
         print(f"error: {error}", file=sys.stderr)
         raise typer.Exit(1) from None
     except KeyboardInterrupt:

@@ -24,6 +24,9 @@ from turnwise.config.tree import (
     set_path,
 )
 
+_OF_ONE_ENV = ("options", "reset_options", "system_prompt")
+"""Settings of `env` that mean something to the environment that they were written for, and to no other."""
+
 
 class Translator:
     """Collects layers into one tree of our own names.
@@ -56,6 +59,10 @@ class Translator:
         for key, value in layer.items():
             self._walk(str(key), value)
         self._combine()
+        named, before = get_path(self._layer, "env.name"), get_path(self._tree, "env.name")
+        if named is not None and before not in (None, named):  # what was said of another environment is not of this
+            own = {key: value for key, value in self._tree["env"].items() if key not in _OF_ONE_ENV}
+            self._tree = {**self._tree, "env": own}
         self._tree = merge(self._tree, self._layer)
         self.spelled |= self._layer_spelled
 

@@ -80,9 +80,10 @@ class TextTurns:
         return min(limits, default=None)
 
     def make_task(self, seed: int, split: str) -> Task:
-        """The task of this seed. An environment that does not know splits gets even seeds to train on, odd others."""
+        """The task of this seed. An environment that does not know splits gets small seeds to train on, large ones to
+        be tested on."""
         small = seed if 0 <= seed < SEED_LIMIT else derive_seed(seed, "env-seed") % SEED_LIMIT
-        env_seed = small if "split" in self._reset_keywords else 2 * small + (split != "train")
+        env_seed = small if "split" in self._reset_keywords or split == "train" else small + SEED_LIMIT
         return Task(id=f"{self.name}/{split}/{seed}", seed=env_seed, split=split)
 
     def reset(self, task: Task, noise_seed: int = 0) -> Observation:

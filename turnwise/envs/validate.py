@@ -81,6 +81,12 @@ def read_text(value: Any, *, name: str, where: str) -> str:
         raise EnvError(
             f"{name}: {where} must return its observation as text, got {type(value).__name__}: {_brief(value)}"
         )
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        raise EnvError(
+            f"{name}: {where} returned text that is no valid Unicode ({error.reason}): {value!a:.200}"
+        ) from error
     return value
 
 

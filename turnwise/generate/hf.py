@@ -155,6 +155,7 @@ class HFGenerator:
         self._requests.submit(Request(state=state, future=future, stops=stops, limit=limit, start=len(state.ids)))
         if self._driver is None or self._driver.done() or self._driver.get_loop() is not loop:
             self._driver = asyncio.create_task(self._drive())
+            self._driver.add_done_callback(_heard)
         try:
             return await future
         except asyncio.CancelledError:
@@ -241,6 +242,12 @@ class HFGenerator:
             stacklevel=3,
         )
         return RecomputePasses(model)
+
+
+def _heard(driver: "asyncio.Task[None]") -> None:
+    """What ended a driver was told to all who waited for it; nobody awaits the task itself."""
+    if not driver.cancelled():
+        driver.exception()
 
 
 def _context(model: PreTrainedModel, max_context: int | None) -> int:

@@ -23,7 +23,7 @@ import weakref
 from collections.abc import Callable, Generator, Iterable, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, TextIO, cast
 
 import yaml
 
@@ -140,8 +140,7 @@ class RunDirectory(RunReader):
         root = Path(log.dir)
         root.mkdir(parents=True, exist_ok=True)
         path = _new_folder(root, log.name, default_name)
-        text = yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
-        _write_whole(path / "config.yaml", text)
+        _write_whole(path / "config.yaml", _config_text(config))
         return cls(path)
 
     @classmethod
@@ -151,6 +150,13 @@ class RunDirectory(RunReader):
         if not path.is_dir():
             raise RunDirectoryError(f"there is no run directory {path}; `ls {path.parent}` shows what there is")
         return cls(path)
+
+    def write_config(self, config: Config) -> None:
+        """Stores the config that the run goes on with; what changed is an event."""
+        old, new = (_leaves(one.model_dump(mode="json")) for one in (self.config, config))
+        changed = {key: [old.get(key), new.get(key)] for key in sorted({*old, *new}) if old.get(key) != new.get(key)}
+        self._write_whole("config.yaml", _config_text(config))
+        self.write_event("config_changed", f"goes on with other settings: {', '.join(changed)}", changed=changed)
 
     @property
     def checkpoints(self) -> Path:
@@ -325,6 +331,19 @@ def _open_lines(path: Path) -> TextIO:
         if content and not content.endswith(b"\n"):
             os.truncate(path, content.rfind(b"\n") + 1)
     return path.open("a", buffering=1, encoding="utf-8")
+
+
+def _config_text(config: Config) -> str:
+    return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+
+
+def _leaves(tree: Mapping[str, Json], prefix: str = "") -> dict[str, Json]:
+    """The settings of a config by their whole path."""
+    found: dict[str, Json] = {}
+    for key, value in tree.items():
+        path = f"{prefix}{key}"
+        found |= _leaves(cast(Mapping[str, Json], value), f"{path}.") if isinstance(value, dict) else {path: value}
+    return found
 
 
 def _write_whole(path: Path, text: str) -> None:

@@ -68,6 +68,7 @@ def write_checkpoint(
     Raises:
         CheckpointError: the disk is full or not writable. The checkpoints that were there are intact.
     """
+    from safetensors import SafetensorError
     from safetensors.torch import save_file
 
     final = folder / f"step_{step:06d}"
@@ -94,14 +95,15 @@ def write_checkpoint(
             final.rename(replaced)  # a checkpoint still, until the new one stands in its place
         beside.rename(final)
         _sync(folder)
-    except OSError as error:
+    except (OSError, SafetensorError) as error:
         # Whatever was written so far is not a checkpoint, and on a full disk its room is needed.
         with contextlib.suppress(OSError):
             shutil.rmtree(beside)
-        full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+        number, said = (error.errno, error.strerror) if isinstance(error, OSError) else (_os_error(str(error)), None)
+        full = number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
         remedy = "free some space" if full else "make the folder writable"
         raise CheckpointError(
-            f"the checkpoint of step {step} could not be written to {folder} ({error.strerror or error}); the ones "
+            f"the checkpoint of step {step} could not be written to {folder} ({said or error}); the ones "
             f"before it are intact. To go on: {remedy}, then `turnwise train --resume {folder.parent}`"
         ) from error
     for old in folder.glob(".replaced_*"):
@@ -149,13 +151,29 @@ def read_checkpoint(path: Path) -> Checkpoint:
 
 
 def latest_checkpoint(folder: Path, *, refused: Callable[[str], None]) -> Checkpoint | None:
-    """The newest checkpoint that is whole, or None where there is none. `refused` hears of every one passed over."""
-    for path in reversed(list_checkpoints(folder)):
+    """The newest checkpoint that is whole, or None where there is none. `refused` hears of every one passed over.
+
+    Raises:
+        CheckpointError: there are some, and not one of them is whole.
+    """
+    found = list_checkpoints(folder)
+    for number, path in reversed(list(enumerate(found))):
         try:
             return read_checkpoint(path)
         except CheckpointError as error:
+            if number == 0:
+                raise CheckpointError(
+                    f"{error}; no checkpoint in {folder} is whole, so the run cannot go on. To begin again and lose "
+                    "what it recorded, remove that folder"
+                ) from error
             refused(f"{error}; the checkpoint before it is used")
     return None
+
+
+def _os_error(message: str) -> int | None:
+    """The number of the system's error in what safetensors says of it."""
+    found = re.search(r"os error (\d+)", message)
+    return None if found is None else int(found[1])
 
 
 def _sha256(path: Path) -> str:

@@ -49,8 +49,12 @@ class Precision:
             raise ValueError(
                 "model.dtype float16 cannot be trained: its gradients underflow without loss scaling; use bfloat16"
             )
+        try:
+            place = torch.device(device)
+        except RuntimeError as error:
+            raise ValueError(f"train.device is auto, cpu, cuda or cuda:N, got {device!r}") from error
         chosen = {"auto": torch.bfloat16 if device.startswith("cuda") else torch.float32}.get(dtype)
-        return cls(device=torch.device(device), dtype=chosen or cast(torch.dtype, vars(torch)[dtype]))
+        return cls(device=place, dtype=chosen or cast(torch.dtype, vars(torch)[dtype]))
 
     @property
     def exact(self) -> bool:

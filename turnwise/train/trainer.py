@@ -119,7 +119,7 @@ class PPOTrainer:
         self.proxy = AgentProxy(config, self.generator, self.policy.tokenizer, factories=self.factories)
 
     def fit(self) -> RunResult:
-        """Trains to the end of the config's steps. An interruption (Ctrl-C) leaves a checkpoint behind."""
+        """Trains to the end of the config's steps. What is interrupted (Ctrl-C) can go on from the last checkpoint."""
         interrupted = False
         try:
             with _determinism(self.config.train.deterministic, self.policy.precision.device.type):
@@ -197,9 +197,11 @@ class PPOTrainer:
                 self.evaluate("during")
             if config.checkpoint.every and self.step % config.checkpoint.every == 0 and not last:
                 self._checkpoint()
-        if config.eval.after and self._labelled("after") is None:
-            self.evaluate("after")
-        self._checkpoint()
+        try:
+            if config.eval.after and self._labelled("after") is None:
+                self.evaluate("after")
+        finally:  # whatever becomes of the evaluation, what was trained is kept
+            self._checkpoint()
 
     def _checkpoint(self) -> None:
         if self.config.checkpoint.write:
@@ -345,6 +347,8 @@ def _open_run(config: Config, resume: Path | None) -> RunDirectory:
                 f"{resume} was started with {name} = {theirs!r}, and the config now says {ours!r}: a run goes on with "
                 f"the {name} that it began with; start a new run instead"
             )
+    if config != stored:
+        run.write_config(config)
     return run
 
 

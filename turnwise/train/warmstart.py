@@ -13,6 +13,7 @@ from turnwise.data.batch import Batch, collate
 from turnwise.data.samples import episode_to_samples
 from turnwise.envs.actions import write_reply
 from turnwise.envs.adapt import TextTurns
+from turnwise.envs.base import EnvError
 from turnwise.envs.registry import make_env
 from turnwise.generate.base import ContextOverflowError
 from turnwise.rollout.context import ContextManager
@@ -54,28 +55,38 @@ def play_randomly(config: Config, env_config: EnvConfig, *, count: int) -> list[
         )
     limit = turn_limit(config, env_config, env)
     transcripts: list[Transcript] = []
+    failure: EnvError | None = None
     for number in range(count):
-        rng = Random(derive_seed(config.seed, "warmstart/actions", number))
-        task = env.make_task(derive_seed(config.seed, "warmstart/task", number), "train")
-        opening = env.reset(task, noise_seed=derive_seed(config.seed, "warmstart/noise", number)).messages
-        exchanges: list[tuple[str, tuple[Message, ...]]] = []
-        done = False
-        while not done and len(exchanges) < limit:
-            wanted = rng.randint(1, env_config.format.max_actions_per_turn)
-            actions = [env.env.random_action(rng) for _ in range(wanted)]
-            known = [action for action in actions if action is not None]
-            if not known:
-                raise ValueError(
-                    f"environment {env_config.name!r} has no random_action, so the embedded model has nobody to "
-                    "imitate; give the environment one, or set model.path"
-                )
-            said = write_reply(known, env_config.format)
-            result = env.step(Message(role="assistant", content=said))
-            exchanges.append((said, result.messages))
-            done = result.done
-        transcripts.append(Transcript(task=task, opening=opening, exchanges=tuple(exchanges)))
+        try:
+            transcripts.append(_play_once(config, env_config, env, number=number, limit=limit))
+        except EnvError as error:  # rollouts drop such an episode too, and count it
+            failure = error
     env.close()
+    if failure is not None and not transcripts:
+        raise failure
     return transcripts
+
+
+def _play_once(config: Config, env_config: EnvConfig, env: TextTurns, *, number: int, limit: int) -> Transcript:
+    rng = Random(derive_seed(config.seed, "warmstart/actions", number))
+    task = env.make_task(derive_seed(config.seed, "warmstart/task", number), "train")
+    opening = env.reset(task, noise_seed=derive_seed(config.seed, "warmstart/noise", number)).messages
+    exchanges: list[tuple[str, tuple[Message, ...]]] = []
+    done = False
+    while not done and len(exchanges) < limit:
+        wanted = rng.randint(1, env_config.format.max_actions_per_turn)
+        actions = [env.env.random_action(rng) for _ in range(wanted)]
+        known = [action for action in actions if action is not None]
+        if not known:
+            raise ValueError(
+                f"environment {env_config.name!r} has no random_action, so the embedded model has nobody to "
+                "imitate; give the environment one, or set model.path"
+            )
+        said = write_reply(known, env_config.format)
+        result = env.step(Message(role="assistant", content=said))
+        exchanges.append((said, result.messages))
+        done = result.done
+    return Transcript(task=task, opening=opening, exchanges=tuple(exchanges))
 
 
 def transcript_episode(transcript: Transcript, context: ContextManager, tokenizer: Any, *, number: int) -> Episode:
