@@ -43,6 +43,21 @@ def test_eval_against_another_player(tmp_path: Path) -> None:
     assert turnwise("replay", "won.jsonl", cwd=tmp_path).returncode == 0
 
 
+def test_eval_of_prompts_plays_the_prompts(tmp_path: Path) -> None:
+    """A config that trains on prompts is evaluated on them, not on the environment that it never plays."""
+    rows = [{"prompt": f"Say {number}.", "answer": str(number)} for number in range(12)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "pays.py").write_text(
+        "def pays(prompt, completion, answer, **row): return float(completion == answer)\n"
+        "def echo(situation): return situation.messages[-1].content[4:-1]\n"
+    )
+    settings = ["train.multi_turn=false", "data.prompts=rows.jsonl", "data.reward=pays.py:pays"]
+    words = ["eval", "frozen_lake", *settings, "--player", "script:pays.py:echo", "--episodes", "6", "--json"]
+    done = turnwise(*words, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["result"]["reward"]["estimate"] == 1.0
+
+
 class Endpoint(BaseHTTPRequestHandler):
     """An OpenAI-compatible server whose model always goes right; it remembers what it was asked."""
 

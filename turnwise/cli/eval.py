@@ -39,17 +39,22 @@ def evaluate_command(
     from turnwise.envs.base import EnvError
     from turnwise.train.evaluate import EvaluationError, compare, evaluate
     from turnwise.train.players import PlayerError
+    from turnwise.train.setup import choose_setting
 
     source = read_source(ctx.args, env=env)
     if split not in ("val", "train"):
         fail(f"--split is val or train, got {split!r}")
     try:
         chosen = _player(player, source)
-        result = evaluate(source.config, chosen, episodes=episodes, split=split)
+        config, factories = source.config, None
+        if env is None and config.data.prompts is not None:  # a run on prompts is evaluated on prompts
+            setting = choose_setting(config)
+            config, factories = setting.config, setting.factories
+        result = evaluate(config, chosen, episodes=episodes, split=split, factories=factories)
         other = None
         if against is not None:
             rival = _player(against, source)
-            other = evaluate(source.config, rival, episodes=episodes, split=split)
+            other = evaluate(config, rival, episodes=episodes, split=split, factories=factories)
     except (EvaluationError, PlayerError, ValueError, EnvError) as error:
         fail(str(error))
     comparison = compare(result, other) if other is not None else None
