@@ -316,3 +316,11 @@ def test_text_that_is_no_unicode_is_the_environments_error() -> None:
     env = as_env(Broken(), config=EnvConfig(), name="broken")
     with pytest.raises(EnvError, match="broken: reset returned text that is no valid Unicode"):
         env.reset(env.make_task(0, "train"))
+
+
+@pytest.mark.parametrize(("actions", "message"), [("left", "got one text"), (("go", "a || b"), "has the separator")])
+def test_actions_that_no_reply_could_name_are_refused(actions, message) -> None:
+    counter = Counter()
+    counter.actions = actions
+    with pytest.raises(EnvError, match=message):
+        as_env(counter, config=EnvConfig(), name="counter")

@@ -356,6 +356,21 @@ def test_a_device_that_is_none_is_refused(tmp_path: Path) -> None:
         PPOTrainer(quick(tmp_path, train={"device": "banana"}))
 
 
+def test_a_run_that_cannot_begin_leaves_its_name_free(tmp_path: Path) -> None:
+    wrong = {"embedded": {"hidden_size": 65, "num_layers": 1, "num_heads": 2, "warmstart_episodes": 16}}
+    log = {"dir": str(tmp_path), "name": "mine", "report": False}
+    with pytest.raises(ValueError, match="65"):
+        PPOTrainer(quick(tmp_path, model=wrong, log=log))
+    assert train(quick(tmp_path, log=log, train={"steps": 1, "max_turn": 1}), sinks=()).path.name == "mine"
+
+
+def test_prompts_need_a_model(tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "Say 1."}\n')
+    data = {"prompts": str(tmp_path / "rows.jsonl"), "reward": "builtins:len"}
+    with pytest.raises(ValueError, match=r"training on data\.prompts needs model\.path"):
+        PPOTrainer(quick(tmp_path / "runs", data=data, train={"multi_turn": False}))
+
+
 def test_an_estimate_speaks_of_the_whole_run(tmp_path: Path) -> None:
     found = estimate(quick(tmp_path, train={"steps": 50, "max_turn": 2}))
     assert found.steps == 50

@@ -5,7 +5,7 @@ read, never changed.
 """
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from difflib import get_close_matches
 from random import Random
 from typing import Any, TypeVar
@@ -60,6 +60,7 @@ class TextTurns:
         self.env = env
         self.config = config
         self.name = name
+        _check_actions(env.actions, separator=config.format.action_sep, name=name)
         self._reset_keywords, any_keyword = _reset_keywords(env, config, name)
         self._takes_seed = any_keyword or "seed" in self._reset_keywords
         self._phase = "new"  # new -> playing -> over; failed after an EnvError, until the next reset
@@ -203,6 +204,18 @@ class TextTurns:
             raise
         except (Exception, SystemExit) as error:
             raise EnvError(f"{self.name}: {what} raised {type(error).__name__}: {error}") from error
+
+
+def _check_actions(actions: Sequence[str], *, separator: str, name: str) -> None:
+    """Raises EnvError for legal actions that no reply can name."""
+    if isinstance(actions, str):
+        raise EnvError(f"{name}: actions is a sequence of texts, got one text; write ({actions!r},)")
+    for action in actions:
+        if separator in action:
+            raise EnvError(
+                f"{name}: the action {action!r} has the separator {separator!r} of actions in it, so that no reply "
+                "could name it; set env.format.action_sep to something else"
+            )
 
 
 def _reset_keywords(env: BaseEnv, config: EnvConfig, name: str) -> tuple[frozenset[str], bool]:

@@ -2,6 +2,7 @@
 
 import contextlib
 import re
+import shutil
 import time
 from collections.abc import Generator as Iterator
 from collections.abc import Sequence
@@ -68,11 +69,18 @@ class PPOTrainer:
                 f"train.critic_warmup={self.config.train.critic_warmup} means nothing to algo.name="
                 f"{self.algorithm.name!r}: it has no critic; remove it or set it to 0"
             )
+        if self.factories and self.config.model.path is None:
+            raise ValueError(
+                "training on data.prompts needs model.path: the embedded model begins by imitating random legal "
+                "actions, and prompts have none"
+            )
         self.run = _open_run(config, resume)
         try:
             self._build(setting.notices, resumed=resume is not None)
         except BaseException:
             self.run.close()
+            if resume is None:  # nothing was trained yet, and its name is free again for the corrected run
+                shutil.rmtree(self.run.path, ignore_errors=True)
             raise
 
     def _build(self, notices: Sequence[Notice], *, resumed: bool) -> None:
