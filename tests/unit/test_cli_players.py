@@ -56,6 +56,18 @@ def test_eval_of_prompts_plays_the_prompts(tmp_path: Path) -> None:
     done = turnwise(*words, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["result"]["reward"]["estimate"] == 1.0
+    words = ["rollout", "frozen_lake", *settings, "--player", "script:pays.py:echo", "--episodes", "6"]
+    assert turnwise(*words, cwd=tmp_path).returncode == 0
+    stored = [json.loads(line) for line in (tmp_path / "episodes.jsonl").read_text().splitlines()]
+    assert {row["tag"] for row in stored} == {"prompts"}
+
+
+@pytest.mark.parametrize("command", ["eval", "rollout"])
+def test_an_environment_that_does_not_exist_is_one_line(command: str, tmp_path: Path) -> None:
+    done = turnwise(command, "--env", "nosuch", "--player", "random", cwd=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: no environment is called 'nosuch'")
+    assert "Traceback" not in done.stderr
 
 
 class Endpoint(BaseHTTPRequestHandler):

@@ -346,9 +346,17 @@ def test_settings_given_at_a_resume_are_stored(tmp_path: Path) -> None:
     assert set(event["changed"]) >= {"train.steps", "train.lr"}
 
 
-def test_the_warm_start_passes_over_what_fails(tmp_path: Path) -> None:
+def test_the_warm_start_passes_over_what_fails_and_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     config = quick(tmp_path, env={**LAKE, "name": "learn_envs:Moody", "options": {}}, train={"steps": 1, "max_turn": 1})
     assert train(config, sinks=()).steps == 1
+    assert (
+        "of the random player failed, the first: learn_envs:Moody: reset raised RuntimeError: not today" in caplog.text
+    )
+
+
+def test_a_model_path_that_leads_nowhere_is_said(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"model\.path: there is no /no/such/model"):
+        PPOTrainer(quick(tmp_path, model={"path": "/no/such/model"}))
 
 
 def test_a_device_that_is_none_is_refused(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ class Members:
     """Numbers that belong to groups, with each group's statistics beside them. All tensors are float64 or bool, [E]."""
 
     scores: Tensor
-    sizes: Tensor
+    magnitudes: Tensor
     """What the scores are sums of, without signs: how large the parts were."""
     counted: Tensor
     """False: not part of any statistic."""
@@ -42,13 +42,13 @@ class Members:
 
 
 def group_statistics(
-    scores: Tensor, groups: Tensor, *, counted: Tensor | None = None, sizes: Tensor | None = None
+    scores: Tensor, groups: Tensor, *, counted: Tensor | None = None, magnitudes: Tensor | None = None
 ) -> Members:
     """Each number with the statistics of its group. In float64, so that equal rewards have a variance of exactly 0.
 
     Args:
-        sizes: where the numbers are sums of rewards, the sums of those without signs. Equal sums of different float32
-            numbers differ in their last bits, and a group's variance would be that noise. None: the numbers' own.
+        magnitudes: where the numbers are sums of rewards, the sums of those without signs. Equal sums of different
+            float32 numbers differ in their last bits, and a group's variance would be that noise. None: their own.
 
     Example:
         >>> group_statistics(torch.tensor([1.0, 3.0, 5.0]), torch.tensor([7, 7, 8])).mean
@@ -57,7 +57,7 @@ def group_statistics(
     _, group = torch.unique(groups, return_inverse=True)
     counted = torch.ones_like(group, dtype=torch.bool) if counted is None else counted
     scores = torch.where(counted, scores.double(), 0.0)
-    sizes = torch.where(counted, (scores if sizes is None else sizes.double()).abs(), 0.0)
+    magnitudes = torch.where(counted, (scores if magnitudes is None else magnitudes.double()).abs(), 0.0)
     zeros = scores.new_zeros(scores.shape[0])  # one slot per group; there are never more groups than members
     size = zeros.index_add(0, group, counted.double())[group]
     mean = zeros.index_add(0, group, scores)[group] / size.clamp(min=1)
@@ -65,9 +65,9 @@ def group_statistics(
     std = (zeros.index_add(0, group, squares)[group] / (size - 1).clamp(min=1)).sqrt()
     low = zeros.scatter_reduce(0, group, torch.where(counted, scores, torch.inf), "amin", include_self=False)[group]
     high = zeros.scatter_reduce(0, group, torch.where(counted, scores, -torch.inf), "amax", include_self=False)[group]
-    noise = ROUNDING * zeros.scatter_reduce(0, group, sizes, "amax", include_self=False)[group]
+    noise = ROUNDING * zeros.scatter_reduce(0, group, magnitudes, "amax", include_self=False)[group]
     std = torch.where(high - low > noise, std, 0.0)
-    return Members(scores=scores, sizes=sizes, counted=counted, size=size, mean=mean, std=std)
+    return Members(scores=scores, magnitudes=magnitudes, counted=counted, size=size, mean=mean, std=std)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -109,10 +109,10 @@ def score_episodes(
     rewards = torch.where(mask, rewards.double(), 0.0)
     nothing = rewards.new_zeros(number)
     returns = nothing.index_add(0, episode, rewards.sum(-1))
-    sizes = nothing.index_add(0, episode, rewards.abs().sum(-1))
+    magnitudes = nothing.index_add(0, episode, rewards.abs().sum(-1))
     votes = (mask.any(-1) if counted is None else counted).long()
     counts = votes.new_zeros(number).index_add(0, episode, votes) > 0
-    members = group_statistics(returns, groups, counted=counts, sizes=sizes)
+    members = group_statistics(returns, groups, counted=counts, magnitudes=magnitudes)
     return EpisodeScores(members=members, groups=groups, episode_of_row=episode)
 
 
@@ -236,7 +236,7 @@ def gigpo(
     episodes = _relative(scored.members, singleton=singleton, normalize_std=True)
     lay = build_layout(mask, turn_ids=turn_ids, episode_ids=episode_ids)
     taken = lay.take(rewards).double()
-    turn_returns, sizes = (
+    turn_returns, magnitudes = (
         discounted_suffix_sums(lay.turn_sums(part), lengths=lay.episode_turns, decay=gamma)
         for part in (taken, taken.abs())
     )
@@ -245,7 +245,7 @@ def gigpo(
     pairs = torch.stack([group_ids[rows], state_ids.reshape(-1)[heads]], -1)
     _, states = torch.unique(pairs, dim=0, return_inverse=True)
     counts = scored.members.counted[scored.episode_of_row[rows]]
-    members = group_statistics(turn_returns, states, counted=counts, sizes=sizes)
+    members = group_statistics(turn_returns, states, counted=counts, magnitudes=magnitudes)
     steps = _relative(members, singleton="zero", normalize_std=True)
     step_advantages = lay.put(torch.repeat_interleave(steps, lay.turn_lengths).to(rewards.dtype))
     advantages, returns = _spread(scored, episodes, rewards=rewards, mask=mask)

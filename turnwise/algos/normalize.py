@@ -101,7 +101,7 @@ def normalize_rewards(
         mean, spread = members.mean, members.std
     elif how == "batch":
         everyone = torch.zeros_like(scored.groups)
-        over_all = group_statistics(members.scores, everyone, counted=members.counted, sizes=members.sizes)
+        over_all = group_statistics(members.scores, everyone, counted=members.counted, magnitudes=members.magnitudes)
         mean, spread = over_all.mean, over_all.std
     else:
         running = running.update(members.scores[members.counted].tolist())

@@ -1,11 +1,14 @@
 """What commands share: config words on the command line, and how a user's mistake is reported."""
 
+import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from typing import NoReturn
 
 from turnwise.config import Config, load_config
 
+Errors = tuple[type[Exception], ...]
 # For commands that take overrides: typer leaves words that it does not know in `ctx.args`.
 TAKES_OVERRIDES = {"allow_extra_args": True, "ignore_unknown_options": True}
 
@@ -60,6 +63,21 @@ def config_from(words: Sequence[str], *, default: str | None = None) -> Config:
     """The config that the words stand for; `default` is the recipe where none is named."""
     source, overrides = split_source(words)
     return load_config(source or default, overrides)
+
+
+@contextmanager
+def told_shortly(mistakes: Errors, failures: Errors = ()) -> Generator[None]:
+    """Ends the command with the error's own words where one of these is raised: status 2 for a mistake in what was
+    asked, 1 for what failed on the way. TURNWISE_TRACEBACK=1 shows where it comes from."""
+    try:
+        yield
+    except (*mistakes, *failures) as error:
+        if os.environ.get("TURNWISE_TRACEBACK"):
+            raise
+        if isinstance(error, failures):
+            print(f"error: {error}", file=sys.stderr)
+            raise SystemExit(1) from None
+        fail(f"{error}\n(set TURNWISE_TRACEBACK=1 to see where this comes from)")
 
 
 def fail(message: str) -> NoReturn:

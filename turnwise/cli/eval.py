@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from turnwise.cli.args import TAKES_OVERRIDES, fail
-from turnwise.cli.sources import Source, read_source
+from turnwise.cli.args import TAKES_OVERRIDES, fail, told_shortly
+from turnwise.cli.sources import Source, played, read_source
 
 if TYPE_CHECKING:
     from turnwise.train.evaluate import Comparison, EvalResult, PolicyPlayer
@@ -38,25 +38,18 @@ def evaluate_command(
     """Evaluate a run, a checkpoint, a model or a player: success and reward with 95 % intervals."""
     from turnwise.envs.base import EnvError
     from turnwise.train.evaluate import EvaluationError, compare, evaluate
-    from turnwise.train.players import PlayerError
-    from turnwise.train.setup import choose_setting
 
     source = read_source(ctx.args, env=env)
     if split not in ("val", "train"):
         fail(f"--split is val or train, got {split!r}")
-    try:
+    with told_shortly((EvaluationError, ValueError, EnvError)):
         chosen = _player(player, source)
-        config, factories = source.config, None
-        if env is None and config.data.prompts is not None:  # a run on prompts is evaluated on prompts
-            setting = choose_setting(config)
-            config, factories = setting.config, setting.factories
+        config, factories = played(source, env=env)
         result = evaluate(config, chosen, episodes=episodes, split=split, factories=factories)
         other = None
         if against is not None:
             rival = _player(against, source)
             other = evaluate(config, rival, episodes=episodes, split=split, factories=factories)
-    except (EvaluationError, PlayerError, ValueError, EnvError) as error:
-        fail(str(error))
     comparison = compare(result, other) if other is not None else None
     if out is not None:
         from turnwise.cli.rollout import write_episodes

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from turnwise.cli.args import TAKES_OVERRIDES, fail
-from turnwise.cli.sources import read_source
+from turnwise.cli.args import TAKES_OVERRIDES, fail, told_shortly
+from turnwise.cli.sources import played, read_source
 from turnwise.config import Config, show_config
 
 if TYPE_CHECKING:
@@ -35,36 +35,37 @@ def rollout(
     step: Annotated[int, typer.Option(help="Which training step's tasks.", min=0)] = 0,
 ) -> None:
     """Play episodes of a recipe, config, run or model and store them, one JSON object per line."""
+    from turnwise.envs.base import EnvError
     from turnwise.log.metrics import rollout_metrics
     from turnwise.rollout.proxy import AgentProxy, RolloutError
     from turnwise.train.load_player import load_player, load_policy
-    from turnwise.train.players import PlayerError, play_episodes, with_episodes
+    from turnwise.train.players import play_episodes, with_episodes
 
     source = read_source(ctx.args, env=env)
     if split not in ("val", "train"):
         fail(f"--split is train or val, got {split!r}")
-    config = source.config if episodes is None else with_episodes(source.config, episodes, split=split)
-    groups = config.rollout.train if split == "train" else config.rollout.val
-    try:
+    with told_shortly((RolloutError, ValueError, EnvError)):
+        config, factories = played(source, env=env)
+        if episodes is not None:
+            config = with_episodes(config, episodes, split=split)
+        groups = config.rollout.train if split == "train" else config.rollout.val
         if player is not None:
             who = load_player(player, config)
             count = groups.env_groups * groups.group_size if episodes is None else episodes
-            played = play_episodes(config, who, episodes=count, split=split, step=step)
+            found = play_episodes(config, who, episodes=count, split=split, step=step, factories=factories)
         else:
             policy = load_policy(config, run=source.run, model=source.model, name=source.name)
-            proxy = AgentProxy(config, policy.generator, policy.tokenizer, split=split)
+            proxy = AgentProxy(config, policy.generator, policy.tokenizer, split=split, factories=factories)
             try:
                 result = proxy.play(step)
             finally:
                 proxy.close()
-            played = [*result.episodes, *result.dropped]
-    except (PlayerError, RolloutError) as error:
-        fail(str(error))
-    write_episodes(out, played, config)
-    for name, value in rollout_metrics(played).items():
+            found = [*result.episodes, *result.dropped]
+    write_episodes(out, found, config)
+    for name, value in rollout_metrics(found).items():
         if name.count("/") == 1:
             print(f"{name.removeprefix('rollout/'):<22} {value:.4g}")
-    print(f"{len(played)} episodes in {out}; again with `turnwise replay {out}`")
+    print(f"{len(found)} episodes in {out}; again with `turnwise replay {out}`")
 
 
 def write_episodes(path: Path, episodes: "Iterable[Episode]", config: Config) -> None:

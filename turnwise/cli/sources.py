@@ -1,12 +1,16 @@
 """What a word on the command line means: a run directory, a checkpoint, a model, a recipe or a config file."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from turnwise.cli.args import fail, split_source
 from turnwise.config import Config, load_config
+
+if TYPE_CHECKING:
+    from turnwise.rollout.plan import EnvFactory
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -19,6 +23,17 @@ class Source:
     model: str | None = None
     """A Hugging Face directory or hub name in place of the config's model."""
     name: str = "policy"
+
+
+def played(source: Source, *, env: str | None) -> tuple[Config, "Mapping[str, EnvFactory]"]:
+    """(config, environments given as objects) of the episodes: those of a run on prompts are prompts, unless another
+    environment was asked for."""
+    if env is not None or source.config.data.prompts is None:
+        return source.config, {}
+    from turnwise.train.setup import choose_setting
+
+    setting = choose_setting(source.config)
+    return setting.config, setting.factories
 
 
 def read_source(words: Sequence[str], *, env: str | None = None) -> Source:

@@ -1,6 +1,5 @@
 """`turnwise train`: a whole run, from a recipe or a config file to a report."""
 
-import os
 import sys
 from importlib import import_module
 from importlib.util import find_spec
@@ -9,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from turnwise.cli.args import TAKES_OVERRIDES, fail, split_source
+from turnwise.cli.args import TAKES_OVERRIDES, fail, split_source, told_shortly
 from turnwise.config import Config, load_config, show_config
 
 
@@ -69,25 +68,16 @@ def _native(config: Config, *, resume: Path | None, estimate: bool) -> None:
     from turnwise.train.evaluate import EvaluationError
     from turnwise.train.update import TrainingError
 
-    where = config.model.path or ""
-    if where.startswith(("/", "./", "../", "~")) and not Path(where).expanduser().exists():
-        fail(f"model.path: there is no {where}")
+    mistakes = (RunDirectoryError, TrackerError, ValueError, ImportError, OSError)
+    failures = (CheckpointError, TrainingError, RolloutError, EvaluationError, EnvError, GeneratorError)
     try:
-        if estimate:
-            for line in _memory(config):
-                print(line)
-            print(run.estimate(config))
-        else:
-            run.train(config, resume=resume)
-    except (RunDirectoryError, TrackerError, ValueError, ImportError, OSError) as error:
-        if os.environ.get("TURNWISE_TRACEBACK"):
-            raise
-        fail(f"{error}\n(set TURNWISE_TRACEBACK=1 to see where this comes from)")
-    except (CheckpointError, TrainingError, RolloutError, EvaluationError, EnvError, GeneratorError) as error:
-        if os.environ.get("TURNWISE_TRACEBACK"):
-            raise
-        print(f"error: {error}", file=sys.stderr)
-        raise typer.Exit(1) from None
+        with told_shortly(mistakes, failures):
+            if estimate:
+                for line in _memory(config):
+                    print(line)
+                print(run.estimate(config))
+            else:
+                run.train(config, resume=resume)
     except KeyboardInterrupt:
         print("interrupted; `turnwise train --resume RUN` goes on from the last checkpoint", file=sys.stderr)
         raise typer.Exit(130) from None
@@ -116,9 +106,5 @@ def _elsewhere(config: Config, *, resume: Path | None, estimate: bool, cluster: 
         fail(f"this installation has no backend {name}")
     if find_spec(name) is None:
         fail(f"backend {name} needs the package {name}, which is not installed; run: pip install 'turnwise[{name}]'")
-    try:
+    with told_shortly((ValueError, RuntimeError, ImportError)):
         import_module(module).train(config, resume=resume, **cluster)
-    except (ValueError, RuntimeError, ImportError) as error:
-        if os.environ.get("TURNWISE_TRACEBACK"):
-            raise
-        fail(f"{error}\n(set TURNWISE_TRACEBACK=1 to see where this comes from)")

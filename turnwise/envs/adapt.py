@@ -70,7 +70,7 @@ class TextTurns:
         self._fixed_actions = env.actions  # what a reset sets instead belongs to a state, whose text must show it
         limit = {"max_actions_per_turn": 1} if env.max_turns == 1 else {}
         self._format = config.format.model_copy(update=limit)
-        self._asked: tuple[tuple[str, ...], str, str] | None = None
+        self._form: tuple[tuple[str, ...], str] | None = None
 
     @property
     def max_turns(self) -> int | None:
@@ -166,7 +166,7 @@ class TextTurns:
         instruction = self.env.instruction if self.config.system_prompt is None else self.config.system_prompt
         if self._format.spell_out and not self.env.actions and instruction:
             return instruction  # what may be said has no end: the instruction is to show some of it
-        how = self._asked_form()[1]
+        how = describe_format(self._format, self.env.actions, listed=bool(self._fixed_actions))
         return f"{instruction}\n{how}" if instruction else how
 
     def _user_message(self, *, valid: bool) -> Message:
@@ -176,18 +176,16 @@ class TextTurns:
             lines.append(f"Actions left: {self._actions_left}.")
         reminder = self.config.format.reminder
         if not valid and reminder != "never":
-            lines.append(f"No legal action in your reply. Reply with {self._asked_form()[0]}.")
+            lines.append(f"No legal action in your reply. Reply with {self._asked_form()}.")
         elif reminder == "always":
-            lines.append(f"Reply with {self._asked_form()[0]}.")
+            lines.append(f"Reply with {self._asked_form()}.")
         return Message(role="user", content="\n".join(lines))
 
-    def _asked_form(self) -> tuple[str, str]:
-        """(the form in a few words, how to answer for the system message)."""
+    def _asked_form(self) -> str:
         actions = tuple(self.env.actions)
-        if self._asked is None or self._asked[0] != actions:  # the legal actions of most environments never change
-            how = describe_format(self._format, actions, listed=bool(self._fixed_actions))
-            self._asked = actions, answer_form(self._format, actions), how
-        return self._asked[1:]
+        if self._form is None or self._form[0] != actions:  # the legal actions of most environments never change
+            self._form = actions, answer_form(self._format, actions)
+        return self._form[1]
 
     def _state_key(self) -> str:
         key = self._call("state_key", self.env.state_key)

@@ -23,11 +23,12 @@ import weakref
 from collections.abc import Callable, Generator, Iterable, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, TextIO, cast
+from typing import Any, TextIO
 
 import yaml
 
 from turnwise.config.schema import Config, LogConfig
+from turnwise.config.tree import get_path, known_fields
 from turnwise.log.records import CreditRow, LedgerEntry, RunDirectoryError, ledger_entry, read_lines
 from turnwise.types import Episode, Json
 
@@ -153,8 +154,9 @@ class RunDirectory(RunReader):
 
     def write_config(self, config: Config) -> None:
         """Stores the config that the run goes on with; what changed is an event."""
-        old, new = (_leaves(one.model_dump(mode="json")) for one in (self.config, config))
-        changed = {key: [old.get(key), new.get(key)] for key in sorted({*old, *new}) if old.get(key) != new.get(key)}
+        trees = [one.model_dump(mode="json") for one in (self.config, config)]
+        values = {path: [get_path(tree, path) for tree in trees] for path in known_fields()}
+        changed = {path: pair for path, pair in values.items() if pair[0] != pair[1]}
         self._write_whole("config.yaml", _config_text(config))
         self.write_event("config_changed", f"goes on with other settings: {', '.join(changed)}", changed=changed)
 
@@ -335,15 +337,6 @@ def _open_lines(path: Path) -> TextIO:
 
 def _config_text(config: Config) -> str:
     return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
-
-
-def _leaves(tree: Mapping[str, Json], prefix: str = "") -> dict[str, Json]:
-    """The settings of a config by their whole path."""
-    found: dict[str, Json] = {}
-    for key, value in tree.items():
-        path = f"{prefix}{key}"
-        found |= _leaves(cast(Mapping[str, Json], value), f"{path}.") if isinstance(value, dict) else {path: value}
-    return found
 
 
 def _write_whole(path: Path, text: str) -> None:

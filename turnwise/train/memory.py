@@ -14,7 +14,7 @@ from torch import nn
 
 from turnwise.algos.algorithm import Algorithm
 from turnwise.config.schema import Config, ModelConfig
-from turnwise.train.policy import Precision
+from turnwise.train.policy import Precision, model_source
 from turnwise.train.scoring import CHUNK_BYTES, CHUNK_ELEMENTS, CUDA_CHUNK_ELEMENTS
 
 MAX_TOKENS = 65536
@@ -260,7 +260,7 @@ def meta_model(config: ModelConfig) -> nn.Module:
     from transformers import AutoConfig, AutoModelForCausalLM
 
     gguf = {"gguf_file": config.gguf_file} if config.gguf_file else {}
-    found = AutoConfig.from_pretrained(str(config.path), trust_remote_code=config.trust_remote_code, **gguf)
+    found = AutoConfig.from_pretrained(str(model_source(config)), trust_remote_code=config.trust_remote_code, **gguf)
     with torch.device("meta"):
         return AutoModelForCausalLM.from_config(found, trust_remote_code=config.trust_remote_code)
 

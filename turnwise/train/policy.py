@@ -249,11 +249,23 @@ def load_tokenizer(config: ModelConfig) -> Any:
     return tokenizer
 
 
+def model_source(config: ModelConfig) -> str | None:
+    """The config's model: a folder, or a name of the hub; None: the embedded one.
+
+    Raises:
+        ValueError: it is written as a path, and nothing is there.
+    """
+    path = config.path
+    if path is not None and path.startswith(("/", "./", "../", "~")) and not Path(path).expanduser().exists():
+        raise ValueError(f"model.path: there is no {path}")
+    return path
+
+
 def load_model(config: ModelConfig, *, path: str | Path | None = None) -> nn.Module:
     """The causal model at `path` (default: the config's), float32, without dropout. LoRA is added by `add_lora`."""
     from transformers import AutoModelForCausalLM
 
-    where = path if path is not None else config.path
+    where = path if path is not None else model_source(config)
     if where is None:
         raise ValueError("model.path is None: build the embedded model instead (train/embedded.py)")
     gguf = {"gguf_file": config.gguf_file} if config.gguf_file and path is None else {}

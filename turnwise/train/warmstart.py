@@ -1,5 +1,6 @@
 """Warm start: the embedded model imitates a random legal player, so that it knows the format and nothing else."""
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from random import Random
@@ -24,6 +25,7 @@ from turnwise.train.embedded import MAX_CONTEXT, build_model, build_tokenizer
 from turnwise.train.policy import Policy, Precision, prepare
 from turnwise.types import Completion, Episode, Message, Status, Task, Turn
 
+logger = logging.getLogger(__name__)
 BATCH_EPISODES = 16
 
 
@@ -55,15 +57,19 @@ def play_randomly(config: Config, env_config: EnvConfig, *, count: int) -> list[
         )
     limit = turn_limit(config, env_config, env)
     transcripts: list[Transcript] = []
-    failure: EnvError | None = None
+    failures: list[EnvError] = []
     for number in range(count):
         try:
             transcripts.append(_play_once(config, env_config, env, number=number, limit=limit))
-        except EnvError as error:  # rollouts drop such an episode too, and count it
-            failure = error
+        except EnvError as error:  # a rollout would drop such an episode too
+            failures.append(error)
     env.close()
-    if failure is not None and not transcripts:
-        raise failure
+    if failures and not transcripts:
+        raise failures[0]
+    if failures:
+        logger.warning(
+            "%d of %d episodes of the random player failed, the first: %s", len(failures), count, failures[0]
+        )
     return transcripts
 
 
