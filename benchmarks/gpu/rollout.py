@@ -1,17 +1,19 @@
 """Multi-turn generation on one GPU: our in-process engine against transformers `generate`, same prompts and lengths.
 
     python benchmarks/gpu/rollout.py --model DIR [--gguf FILE] [--episodes 256 1024] [--turns 5] [--tokens 64]
-                                     [--compile] [--peers generate vllm] [--json FILE]
+                                     [--players 6] [--compile] [--peers generate vllm] [--json FILE]
 
 Every reply has exactly --tokens tokens, log-probs included, and the environment is FrozenLake. `generate` gets the
 conversations that our rollout played, whole, turn after turn in one padded batch, as TRL does without vLLM. Tokens per
 second are generated tokens over the wall time of the whole rollout, the environment's and the tokenizer's included
-for ours and left out for the peers. Of ours it says too what the device did (decode, prefill, or nothing), and for
-how long the host worked.
+for ours and left out for the peers; the best of --repeats counts, and the median is told. Of ours it says too what
+the device did (decode, prefill, or nothing), and for how long the generating process worked. With --players others play
+the episodes beside it.
 """
 
 import argparse
 import json
+import statistics
 import time
 from pathlib import Path
 from typing import Any
@@ -25,10 +27,15 @@ from turnwise.rollout.proxy import AgentProxy
 from turnwise.types import Episode
 
 
-def config_for(episodes: int, *, turns: int, tokens: int, context: int) -> Config:
+def config_for(episodes: int, *, turns: int, tokens: int, context: int, players: int = 0) -> Config:
     groups = GroupsConfig(env_groups=episodes // 8, group_size=8)
     rollout = RolloutConfig(
-        train=groups, max_response_tokens=tokens, max_context=context, isolation="inline", slots=episodes
+        train=groups,
+        max_response_tokens=tokens,
+        max_context=context,
+        isolation="inline",
+        slots=episodes,
+        players=players,
     )
     env = EnvConfig(name="frozen_lake", options={"size": 4})
     return Config(env=env, rollout=rollout, train=TrainConfig(max_turn=turns))
@@ -39,7 +46,7 @@ def ours(
 ) -> tuple[dict[str, Any], list[Episode]]:
     """Our rollout's figures and the episodes it played."""
     context = options.context
-    config = config_for(episodes, turns=options.turns, tokens=options.tokens, context=context)
+    config = config_for(episodes, turns=options.turns, tokens=options.tokens, context=context, players=options.players)
     generator = HFGenerator(
         model,
         tokenizer,
@@ -55,16 +62,19 @@ def ours(
     warmup = time.perf_counter() - started
     best: dict[str, Any] = {}
     played: list[Episode] = []
+    taken: list[float] = []
     for step in range(1, 1 + options.repeats):
         generator.stats = GeneratorStats()
         torch.cuda.synchronize()
         started, worked = time.perf_counter(), time.thread_time()
         result = proxy.play(step)
         seconds, worked = time.perf_counter() - started, time.thread_time() - worked
+        taken.append(seconds)
         turns = sum(len(e.turns) for e in result.episodes)
         figures = {
             "engine": "turnwise",
             "episodes": episodes,
+            "players": options.players,
             "tokens": result.num_tokens,
             "seconds": seconds,
             "tokens_per_second": result.num_tokens / seconds,
@@ -85,6 +95,7 @@ def ours(
             best, played = figures, list(result.episodes)
     proxy.close()
     generator.free_cache()
+    best["median_seconds"] = statistics.median(taken)
     return best, played
 
 
@@ -173,6 +184,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--context", type=int, default=1024)
     parser.add_argument("--block-steps", type=int, default=8)
+    parser.add_argument("--players", type=int, default=0)
     parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--compile", action="store_true")
     parser.add_argument("--peers", nargs="*", default=["generate"])
@@ -206,6 +218,7 @@ def main() -> None:
             parts = ("decode", "prefill", "idle", "host", "environment")
             shares = ", ".join(f"{part} {100 * row[f'{part}_seconds'] / row['seconds']:.0f} %" for part in parts)
             print(f"{row['engine']:24s} {row['episodes']:9d} {shares}")
+            print(f"{'':24s} {'median':>9s} {row['tokens'] / row['median_seconds']:.0f} tokens/s")
     if options.json:
         options.json.write_text(json.dumps({"gpu": torch.cuda.get_device_name(), "rows": rows}, indent=1))
 

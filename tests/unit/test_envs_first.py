@@ -225,10 +225,12 @@ def test_countdown_division_is_exact_and_by_zero_is_merely_wrong() -> None:
 
 @pytest.mark.parametrize("text", ["9**9**9", "9**9**9**9", "9" + "*9" * 99, "(" * 200, "9//9", "1e999", "9" * 10**7])
 def test_countdown_hostile_arithmetic_is_answered_at_once(text: str) -> None:
-    start = time.process_time()
-    for _ in range(100):
+    took: list[float] = []
+    for _ in range(20):
+        start = time.thread_time()
         assert Countdown.judge(text, (9, 9, 9), 81) in ("unreadable", "wrong numbers")
-    assert time.process_time() - start < 0.1  # 1 ms each; measured: below 0.3
+        took.append(time.thread_time() - start)
+    assert min(took) < 0.001  # the quickest one, because the collector may fall into any; measured: below 0.3 ms
 
 
 @given(

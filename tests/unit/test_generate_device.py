@@ -25,9 +25,8 @@ class Late:
     def done(self) -> bool:
         return time.perf_counter() >= self._end
 
-    @property
-    def ending(self) -> bool:
-        return time.perf_counter() >= self._end - 0.002
+    def remaining(self, step_seconds: float) -> float:
+        return max(0.0, self._end - time.perf_counter())
 
     def tokens(self):
         assert self.done, "it was read while it ran: the host stood still"

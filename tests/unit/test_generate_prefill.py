@@ -5,9 +5,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from turnwise.generate.blocks.cache import PackedCache
+from turnwise.generate.blocks.cache import PackedCache, Staging
 from turnwise.generate.blocks.prefill import PREFILL_BLOCK, Prefill, PrefillBuffers, pack, size_for
 from turnwise.generate.blocks.tape import Tape
+
+STAGING = Staging(torch.device("cpu"))
 
 
 def test_long_prompts_are_cut_into_passes_in_order() -> None:
@@ -34,7 +36,7 @@ def test_every_token_of_a_pass_is_in_one_block(prompts: list[tuple[int, bool, in
     for part in pack(items, 256):
         cache = PackedCache(slots=slots, length=length, device=torch.device("cpu"))
         buffers = PrefillBuffers.make(size_for(part), cache=cache)
-        buffers.load(part, slots=slots, length=length)
+        buffers.load(part, slots=slots, length=length, staging=STAGING)
         view, size = buffers.view, buffers.tokens.shape[0]
         assert size == 256
         covered = [0] * size
@@ -67,7 +69,7 @@ def test_a_pass_has_a_block_for_every_short_prompt() -> None:
     for part in parts:
         cache = PackedCache(slots=100, length=50, device=torch.device("cpu"))
         buffers = PrefillBuffers.make(size_for(part), cache=cache)
-        buffers.load(part, slots=100, length=50)
+        buffers.load(part, slots=100, length=50, staging=STAGING)
         assert int(buffers.view.block_count.sum()) == len(part)
         last = int((buffers.view.block_at + PREFILL_BLOCK * (buffers.view.block_count == 0)).max())
         assert last >= buffers.tokens.shape[0]  # the padding is covered to its end

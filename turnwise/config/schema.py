@@ -175,6 +175,9 @@ class RolloutConfig(Section):
     """Where environments run. auto: inline where a step is cheap (measured), else in worker processes."""
     num_workers: int = Field(default=2, ge=1)
     """Threads or worker processes for environments."""
+    players: int = Field(default=0, ge=0)
+    """Processes that play the episodes of training, environments and templates included, while this one generates. 0:
+    everything happens in one process, which is enough for a few hundred episodes at once."""
     reset_timeout: float = Field(default=60.0, gt=0.0)
     """Seconds for a reset."""
     step_timeout: float = Field(default=30.0, gt=0.0)

@@ -140,6 +140,16 @@ class HFGenerator:
         return self._passes.num_bytes + (0 if self._blocks is None else self._blocks.engine.num_bytes)
 
     async def generate(self, session: Session, new_ids: Sequence[int], sampling: Sampling) -> Completion:
+        future = self.submit(session, new_ids, sampling)
+        state = self._requests.sessions[session.key]
+        try:
+            return await future
+        except asyncio.CancelledError:
+            self._requests.withdraw(state)
+            raise
+
+    def submit(self, session: Session, new_ids: Sequence[int], sampling: Sampling) -> "asyncio.Future[Completion]":
+        """Asks for a completion, inside a running event loop, without waiting for it."""
         state = self._check(session, new_ids, sampling)
         room = self._max_context - len(state.ids) - len(new_ids)
         if room < 1:
@@ -156,11 +166,7 @@ class HFGenerator:
         if self._driver is None or self._driver.done() or self._driver.get_loop() is not loop:
             self._driver = asyncio.create_task(self._drive())
             self._driver.add_done_callback(_heard)
-        try:
-            return await future
-        except asyncio.CancelledError:
-            self._requests.withdraw(state)
-            raise
+        return future
 
     def _stops(self, sampling: Sampling) -> StopChecker:
         """What ends a completion. Kept for the next ones, which are nearly always asked for in the same way."""
@@ -171,6 +177,10 @@ class HFGenerator:
         return self._checker[1]
 
     async def release(self, session: Session) -> None:
+        self.forget(session)
+
+    def forget(self, session: Session) -> None:
+        """Forgets a session, as `release` does, without being awaited."""
         self._requests.release(session.key)
 
     def weights_updated(self, version: int) -> None:

@@ -14,9 +14,11 @@ from turnwise.generate.passes import Drawn, Passes, inference
 from turnwise.generate.requests import Request, Requests
 from turnwise.generate.scheduler import SessionState
 
-ANSWERS = 8
-"""Completions that are handed out at once: what follows from them is the host's work, and the device must not have to
-wait for the end of it."""
+ANSWERS = (4, 256)
+"""Completions that are handed out at once, at least and at most."""
+ROUND_SECONDS = 0.002
+"""What follows from them is the host's work, environments and templates, unless others play: so much of it at a time,
+because the device must not have to wait for the end of it."""
 POLL_SECONDS = 0.0003
 """How often a running block is looked at while the host has nothing to do."""
 
@@ -115,6 +117,9 @@ class BlockRunner:
         self._blocks = blocks
         self._requests = requests
         self._scheduler = requests.scheduler
+        self._together = ANSWERS[0]
+        self._round = 0.0
+        """Seconds that handing out takes at a time."""
         requests.leave = blocks.leave
 
     @property
@@ -133,12 +138,25 @@ class BlockRunner:
                     await asyncio.sleep(POLL_SECONDS)
             self._on_device(self._take)
         await self._hand_out()
-        while self._requests.answers and not self._blocks.ending:
-            await self._hand_out()
+        # Whoever asks until then goes into the next block, and does not wait for another.
+        while not self._blocks.ending(within=self._round):
+            if self._requests.answers:
+                await self._hand_out()
+            elif self._scheduler.expecting and not self._blocks.all_done:
+                await asyncio.sleep(POLL_SECONDS)
+            else:
+                break
 
     async def _hand_out(self) -> None:
-        self._requests.hand_out(ANSWERS)
+        full = len(self._requests.answers) >= self._together
+        started = time.perf_counter()
+        self._requests.hand_out(self._together)
         await asyncio.sleep(0)
+        self._round = time.perf_counter() - started
+        if self._round > ROUND_SECONDS:
+            self._together = max(ANSWERS[0], self._together // 2)
+        elif full and self._round < ROUND_SECONDS / 2:
+            self._together = min(ANSWERS[1], 2 * self._together)
 
     def _on_device(self, call: Callable[[], None]) -> None:
         try:
@@ -155,10 +173,10 @@ class BlockRunner:
     def _launch(self) -> None:
         blocks, stats = self._blocks, self._requests.stats
         stats.evictions += self._scheduler.admit()
+        steps = max(1, blocks.engine.steps // 2)  # a slot that ends waits for the end of this block and for the next
         fresh = self._scheduler.take_begun()
         given = sum(len(state.ids) - state.cached for state in fresh)
         shared, decoded = blocks.shared_tokens, blocks.decode_steps
-        steps = max(1, blocks.engine.steps // 2)  # a slot that ends waits for the end of this block and for the next
         blocks.launch([self._requests.open[state.key] for state in fresh], steps=steps)
         shared = blocks.shared_tokens - shared
         stats.shared_tokens += shared

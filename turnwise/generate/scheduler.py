@@ -160,6 +160,11 @@ class Scheduler:
     def busy(self) -> bool:
         return bool(self._running or self._waiting)
 
+    @property
+    def expecting(self) -> bool:
+        """Whether another request could begin at once: a slot is free, or its session's environment is at work."""
+        return bool(self._idle or self._free)
+
     def take_begun(self) -> list[SessionState]:
         """The running sessions that were given their slots for a request since this was last asked."""
         begun, self._begun = self._begun, {}

@@ -38,6 +38,25 @@ class EpisodePlan:
     max_turn: int
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Share:
+    """Some of a rollout's groups: every `of`-th one, from `part` on.
+
+    Example:
+        >>> [group_id for group_id in range(7) if group_id in Share(part=1, of=3)]
+        [1, 4]
+    """
+
+    part: int = 0
+    of: int = 1
+
+    def __contains__(self, group_id: int) -> bool:
+        return group_id % self.of == self.part
+
+
+ALL = Share()
+
+
 def divide_groups(groups: GroupsConfig) -> list[str]:
     """The tag of every group, in order. Without n_groups, the groups are dealt evenly, the first tags getting more.
 
@@ -80,8 +99,10 @@ def turn_limit(config: Config, env_config: EnvConfig, env: Env) -> int:
     return limit if env.max_turns is None else min(limit, env.max_turns)
 
 
-def plan_rollout(config: Config, *, split: str, step: int, probes: Mapping[str, Env]) -> list[EpisodePlan]:
-    """Every episode of one rollout. The same config, split and step give the same plan.
+def plan_rollout(
+    config: Config, *, split: str, step: int, probes: Mapping[str, Env], share: Share = ALL
+) -> list[EpisodePlan]:
+    """Every episode of one rollout, or of a share of it. The same config, split and step give the same plan.
 
     Validation plans do not depend on the step: every evaluation of a run, and of other runs with its seed, plays the
     same tasks, so that results can be compared pairwise.
@@ -94,6 +115,8 @@ def plan_rollout(config: Config, *, split: str, step: int, probes: Mapping[str, 
     moment = step if split == "train" else 0
     plans: list[EpisodePlan] = []
     for group_id, tag in enumerate(divide_groups(groups)):
+        if group_id not in share:
+            continue
         tag = tag or config.env.name
         probe = probes[tag]
         task = probe.make_task(derive_seed(config.seed, f"task/{split}", moment, group_id), split)
@@ -101,7 +124,7 @@ def plan_rollout(config: Config, *, split: str, step: int, probes: Mapping[str, 
         for index in range(groups.group_size):
             plans.append(
                 EpisodePlan(
-                    env_id=len(plans),
+                    env_id=group_id * groups.group_size + index,
                     group_id=group_id,
                     index=index,
                     tag=tag,

@@ -6,9 +6,11 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Protocol
 
 from turnwise.config.schema import Config, RolloutConfig
-from turnwise.generate.base import ContextOverflowError, Generator, Sampling
+from turnwise.envs.base import EnvError
+from turnwise.generate.base import ContextOverflowError, Generator, Sampling, Submitting
 from turnwise.rollout.agents import Agent
 from turnwise.rollout.collector import calm_collector
 from turnwise.rollout.context import ContextManager
@@ -16,16 +18,31 @@ from turnwise.rollout.deadlines import Deadlines
 from turnwise.rollout.env_state import EnvStateManager
 from turnwise.rollout.loop import EventLoop
 from turnwise.rollout.outputs import LmOutput
-from turnwise.rollout.plan import EnvFactory, EpisodePlan
+from turnwise.rollout.plan import ALL, EnvFactory, EpisodePlan, Share
 from turnwise.rollout.render import Tokenizer
 from turnwise.rollout.workers import WorkerLostError
-from turnwise.types import Episode, Message, Status
+from turnwise.types import Episode, Message, Status, Turn
+
+if TYPE_CHECKING:
+    from turnwise.rollout.players import Players
 
 logger = logging.getLogger(__name__)
 MAX_WORKER_LOSSES = 20  # restarts that an episode gets for free, because another one took its worker down
 EPISODES_PER_WAVE = 32  # episodes that are started before the generator gets its turn, at least
 WAVES = 32  # and at most so many waves
 CANCEL_SECONDS = 5.0  # what a cancelled episode gets to close its environment
+
+
+class Listener(Protocol):
+    """Hears of episodes while they are played."""
+
+    def turn(self, env_id: int, turns: Sequence[Turn]) -> None:
+        """A turn was played, the last of these, and the episode goes on."""
+        ...
+
+    def ended(self, env_id: int, episode: Episode) -> None:
+        """The episode is over."""
+        ...
 
 
 class RolloutError(RuntimeError):
@@ -104,6 +121,7 @@ class AgentProxy:
         self._group_size = (config.rollout.train if split == "train" else config.rollout.val).group_size
         self._deadlines = Deadlines(config.rollout.generate_timeout)
         self._loop = EventLoop()
+        self._players = self._start_players(config, tokenizer, given=bool(factories) or agent_cls is not None)
 
     def play(self, step: int) -> RolloutResult:
         """One rollout, waited for. Inside a running event loop, await `rollout` instead."""
@@ -116,15 +134,10 @@ class AgentProxy:
             RolloutError: no episode could be used; the message has the first error.
         """
         started = time.perf_counter()
-        with calm_collector():
-            agents = self.env_state.start(step)
-            jobs: list[asyncio.Task[Episode]] = []
-            wave = max(EPISODES_PER_WAVE, len(agents) // WAVES)
-            for agent in agents:
-                jobs.append(asyncio.create_task(self._play(agent.plan.env_id)))
-                if len(jobs) % wave == 0:
-                    await asyncio.sleep(0)  # the generator begins with the first ones while the others reset
-            episodes = await asyncio.gather(*jobs)
+        if self._players is None:
+            episodes = await self.play_share(step)
+        else:
+            episodes = await self._play_elsewhere(step, self._players)
         kept, dropped = repair_groups(episodes, self._config, group_size=self._group_size)
         if not kept:
             first = next((episode for episode in dropped if episode.error), None)
@@ -134,6 +147,31 @@ class AgentProxy:
             counts = Counter(episode.status.value for episode in dropped)
             logger.warning("step %d: %d of %d episodes dropped: %s", step, len(dropped), len(episodes), dict(counts))
         return RolloutResult(episodes=tuple(kept), dropped=tuple(dropped), seconds=time.perf_counter() - started)
+
+    async def play_share(self, step: int, *, share: Share = ALL, listener: Listener | None = None) -> list[Episode]:
+        """The episodes of one rollout, or of a share of its groups, in the order of their plan."""
+        with calm_collector():
+            agents = self.env_state.start(step, share)
+            jobs: list[asyncio.Task[Episode]] = []
+            wave = max(EPISODES_PER_WAVE, len(agents) // WAVES)
+            for agent in agents:
+                jobs.append(asyncio.create_task(self._play(agent.plan.env_id, listener)))
+                if len(jobs) % wave == 0:
+                    await asyncio.sleep(0)  # the generator begins with the first ones while the others reset
+            return await asyncio.gather(*jobs)
+
+    async def _play_elsewhere(self, step: int, players: "Players") -> list[Episode]:
+        """The episodes as the players' processes hand them over; those that went down with a player have failed."""
+        with calm_collector():
+            self.env_state.num_resets = step + 1
+            episodes, losses = await players.rollout(step)
+        for share, reason in losses:
+            missing = [plan for plan in self.env_state.plans(step, share) if plan.env_id not in episodes]
+            for agent in self.env_state.take(missing):
+                agent.fail(Status.ENV_ERROR, EnvError(reason))
+                episodes[agent.plan.env_id] = agent.episode()
+                del self.env_state.agents[agent.plan.env_id]
+        return [episodes[env_id] for env_id in sorted(episodes)]
 
     async def play_plans(self, plans: Sequence[EpisodePlan], *, timeout: float | None = None) -> list[Episode]:
         """The episodes of exactly these plans, in their order, the failed ones with their status.
@@ -165,15 +203,35 @@ class AgentProxy:
                 self.env_state.agents.pop(plan.env_id, None)
 
     def close(self) -> None:
-        """Closes the environments and, with them, every worker process."""
+        """Closes the environments and, with them, every process that they run in."""
+        if self._players is not None:
+            self._players.close()
         self._loop.run(self.env_state.aclose())
         self._loop.close()
 
-    async def _play(self, env_id: int) -> Episode:
+    def _start_players(self, config: Config, tokenizer: Tokenizer, *, given: bool) -> "Players | None":
+        count = config.rollout.players
+        if not count or self.split != "train":
+            return None
+        if given or not isinstance(self.generator, Submitting):
+            raise ValueError(
+                "rollout.players are other processes: they play environments and agents that are known by name, with a "
+                "generator in this process; set rollout.players to 0"
+            )
+        isolation = self.env_state.pool_facts()["isolation"]
+        if isolation == "process":
+            logger.warning("rollout.players is not used: the environments have processes of their own already")
+            return None
+        from turnwise.rollout.players import Players
+
+        found = config.rollout.model_copy(update={"isolation": isolation})
+        return Players(config.model_copy(update={"rollout": found}), self.generator, tokenizer, count=count)
+
+    async def _play(self, env_id: int, listener: Listener | None = None) -> Episode:
         losses = 0
         agent = self.env_state.agents[env_id]
         while True:
-            lost = await self._attempt(agent)
+            lost = await self._attempt(agent, listener)
             if not agent.failed:
                 break
             if lost and losses < MAX_WORKER_LOSSES:
@@ -183,9 +241,12 @@ class AgentProxy:
                 agent = self.env_state.restart(env_id)
             else:
                 break
-        return agent.episode()
+        episode = agent.episode()
+        if listener is not None:
+            listener.ended(env_id, episode)
+        return episode
 
-    async def _attempt(self, agent: Agent) -> bool:
+    async def _attempt(self, agent: Agent, listener: Listener | None) -> bool:
         """Plays the agent's episode to its end. True where its worker process was lost through no fault of its own."""
         env_id = agent.plan.env_id
         try:
@@ -202,6 +263,8 @@ class AgentProxy:
             while not agent.done:
                 await self._turn(agent, messages)
                 messages = agent.last_messages
+                if listener is not None and not agent.done:
+                    listener.turn(env_id, agent.turns)
             if agent.status is Status.TRUNCATED_TURNS:
                 agent.final_ids = self.context.final_ids(env_id, agent.last_messages)
             return isinstance(agent.cause, WorkerLostError)

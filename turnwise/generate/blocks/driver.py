@@ -1,5 +1,6 @@
 """Plans blocks for the requests of a generator, and hands out the tokens of the blocks that ran."""
 
+import time
 from collections import deque
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
@@ -18,6 +19,10 @@ from turnwise.generate.scheduler import SessionState, Span
 MAX_TWINS = 63
 """Prompts that share one prefill, besides the one that is computed."""
 _NEVER = 1 << 62
+LONGEST_LEAD = 0.01
+"""Seconds that launching a block is taken to need, at most: the first ones capture graphs."""
+FADE = 0.8
+"""What is left of an earlier launch's time with every later one."""
 MIN_SHARED = 32
 """Ids that two different prompts must begin with in common for their states to be copied."""
 
@@ -81,6 +86,10 @@ class BlockDriver:
         self._tape = Tape(engine.slots)
         self._opening: tuple[SessionState, int, tuple[int, ...]] | None = None
         self._sharing = Sharing()
+        self._step_seconds = 0.0
+        """What a step took in the last block that was read."""
+        self._lead = 0.0
+        """What launching a block took the host, the longest time lately."""
 
     @property
     def running(self) -> bool:
@@ -93,15 +102,24 @@ class BlockDriver:
         return not self._unread or self._unread[0][1].done
 
     @property
-    def ending(self) -> bool:
-        """Whether the device is about to have nothing to do, so that the next block should be launched now."""
-        return not self._unread or self._unread[-1][1].ending
+    def all_done(self) -> bool:
+        """Whether nothing runs on the device any more."""
+        return not self._unread or self._unread[-1][1].done
+
+    def ending(self, *, within: float = 0.0) -> bool:
+        """Whether the next block should be launched now, because the device is about to have nothing to do: in its last
+        step, or in as little time as launching took lately and `within` seconds more."""
+        if not self._unread:
+            return True
+        remaining = self._unread[-1][1].remaining(self._step_seconds)
+        return remaining <= max(self._step_seconds, self._lead + within)
 
     def launch(self, waiting: Sequence[Request], *, steps: int | None = None) -> None:
         """Launches the next block, if anybody is to have tokens, with `waiting` requests beginning in it.
 
         Requests that have sessions in slots are given once, when they begin.
         """
+        began = time.perf_counter()
         starts = [self._begin(request) for request in waiting]
         prefills, copies = self._prefills([request.state for request in waiting])
         if not self._live:
@@ -125,6 +143,7 @@ class BlockDriver:
         self._unread.append((self._number, launched))
         self._number += 1
         self.decode_steps += steps
+        self._lead = max(min(time.perf_counter() - began, LONGEST_LEAD), FADE * self._lead)
 
     def read(self) -> list[Outcome]:
         """The tokens of the oldest block that was not read yet, once it ran: of requests that ended, and of those that
@@ -136,6 +155,7 @@ class BlockDriver:
         prefilling, decoding = launched.seconds
         self.prefill_seconds += prefilling
         self.decode_seconds += decoding
+        self._step_seconds = decoding / max(1, len(ids) - 1)
         # In a block that was launched since, a slot may have a new request already.
         live = self._since <= number
         self._tape.append(ids, logprobs, begins=self._since == number, live=live)

@@ -10,13 +10,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from turnwise.generate.attention import attention_configs, routed
 from turnwise.generate.blocks import ops
-from turnwise.generate.blocks.cache import ATTENTION, Active, PackedCache, View, indices, pinned
+from turnwise.generate.blocks.cache import ATTENTION, Active, PackedCache, Staging, View
 from turnwise.generate.blocks.fused import FusedModel
 from turnwise.generate.blocks.launched import Launched, Mark, Marks
 from turnwise.generate.blocks.ops import SlotState
@@ -89,6 +90,7 @@ class BlockEngine:
         self._softcap = self._configs[0]._attn_implementation != "sdpa"
         self._fused = FusedModel.of(model, length=length)
         self._half = 0
+        self._staging = Staging(self.device)
         self._cache: PackedCache | None = None
         self.state: SlotState | None = None
         self._decode: Callable[[], None] | None = None
@@ -143,7 +145,7 @@ class BlockEngine:
         state.cursor.fill_(first)
         state.out_ids[first].fill_(-1)
         if rests:
-            index = indices(rests, self.device)
+            index = self._staging.send(rests)
             state.count[index] = 0
             state.write[index] = self.length
         if starts:
@@ -166,19 +168,18 @@ class BlockEngine:
         state.cursor.add_(1)
         decode = self._decode_step()
         prefilled = Mark.now(self.device)
-        nearly = prefilled
-        for step in range(steps):
-            if step == steps - 1:
-                nearly = Mark.now(self.device)
+        ends: list[Mark] = []
+        for _ in range(steps):
             decode()
-        marks = Marks(began=began, prefilled=prefilled, nearly=nearly, ended=Mark.now(self.device))
+            ends.append(Mark.now(self.device))
+        marks = Marks(began=began, prefilled=prefilled, steps=ends)
         rows = slice(first, first + steps + 1)
         return Launched(state.out_ids[rows], state.out_logprobs[rows], marks=marks)
 
     def _copy(self, copies: Sequence[Copy]) -> None:
         if copies:
             assert self._cache is not None
-            ends = indices([number for copy in copies for number in (copy.source, copy.target)], self.device)
+            ends = self._staging.send([number for copy in copies for number in (copy.source, copy.target)])
             first, last = min(copy.first for copy in copies), max(copy.last for copy in copies)
             self._cache.copy(ends[0::2], ends[1::2], first=first, last=last)
 
@@ -187,7 +188,7 @@ class BlockEngine:
             assert self._cache is not None
             found = {link.slot: link for link in links}  # the last one of a slot counts
             numbers = [number for link in found.values() for number in (link.slot, link.holder, link.num)]
-            columns = indices(numbers, self.device).view(-1, 3)
+            columns = self._staging.send(numbers).view(-1, 3)
             self._cache.holders[columns[:, 0]] = columns[:, 1].int()
             self._cache.shared[columns[:, 0]] = columns[:, 2].int()
 
@@ -204,11 +205,14 @@ class BlockEngine:
         return self.state
 
     def _start(self, state: SlotState, starts: Sequence[Start]) -> None:
-        ints = pinned(torch.tensor([[s.slot, s.seed, s.limit] for s in starts]).T.contiguous(), self.device)
-        temperature = pinned(torch.tensor([s.temperature for s in starts]), self.device)
-        state.seed[ints[0]] = ints[1]
-        state.left[ints[0]] = ints[2].int()
-        state.temperature[ints[0]] = temperature
+        staged = self._staging.take(4 * len(starts))
+        columns = staged.values.reshape(4, -1)
+        columns[:3] = [[s.slot for s in starts], [s.seed for s in starts], [s.limit for s in starts]]
+        columns[3].view(np.float64)[:] = [s.temperature for s in starts]
+        slots, seeds, limits, temperatures = staged.send().view(4, -1)
+        state.seed[slots] = seeds
+        state.left[slots] = limits.int()
+        state.temperature[slots] = temperatures.view(torch.float64).float()
 
     def _forward(self, tokens: Tensor, positions: Tensor, view: View, keep: Tensor | None) -> Tensor:
         """Logits [R, V] of the kept tokens (all, where None)."""
@@ -309,7 +313,7 @@ class BlockEngine:
             buffers = PrefillBuffers.make(size, cache=self._cache)
             self._prefills[size] = (buffers, self._captured_prefill(buffers))
         buffers, run = self._prefills[size]
-        buffers.load(items, slots=self.slots, length=self.length)
+        buffers.load(items, slots=self.slots, length=self.length, staging=self._staging)
         if any(slot in self._truncation for item in items for slot in item.slots):
             self._switched(lambda: self._prefill_step(buffers), buffers.view)
         else:
@@ -318,7 +322,7 @@ class BlockEngine:
     def _captured_prefill(self, buffers: "PrefillBuffers") -> Callable[[], None]:
         if not self._capture:
             return lambda: self._switched(lambda: self._prefill_step(buffers), buffers.view)
-        buffers.load([], slots=self.slots, length=self.length)
+        buffers.load([], slots=self.slots, length=self.length, staging=self._staging)
         return self._graph(lambda: self._prefill_step(buffers), buffers.view)
 
     def _prefill_step(self, buffers: "PrefillBuffers") -> None:

@@ -1,6 +1,8 @@
 """A block on its way through the device: its tokens, and how far it got."""
 
+import math
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,9 +43,8 @@ class Marks:
 
     began: Mark
     prefilled: Mark
-    nearly: Mark
-    """Before its last step."""
-    ended: Mark
+    steps: Sequence[Mark]
+    """After each of its decode steps, of which there is at least one."""
 
 
 class Launched:
@@ -51,6 +52,7 @@ class Launched:
 
     def __init__(self, ids: Tensor, logprobs: Tensor, *, marks: Marks) -> None:
         self._marks = marks
+        self._reached = 0
         self._copied: Mark | None = None
         if ids.device.type == "cuda":
             self._ids = torch.empty(ids.shape, dtype=ids.dtype, pin_memory=True)
@@ -66,17 +68,21 @@ class Launched:
         """Whether `tokens` would not have to wait."""
         return self._copied is None or self._copied.reached
 
-    @property
-    def ending(self) -> bool:
-        """Whether it is in its last step, or over. Never where the device does not run beside the host: there is
+    def remaining(self, step_seconds: float) -> float:
+        """Seconds until it is over, at so many a step. Infinite where the device does not run beside the host: there is
         nothing to be in time for."""
-        return self._copied is not None and self._marks.nearly.reached
+        if self._copied is None:
+            return math.inf
+        steps = self._marks.steps
+        while self._reached < len(steps) and steps[self._reached].reached:
+            self._reached += 1
+        return (len(steps) - self._reached) * step_seconds
 
     @property
     def seconds(self) -> tuple[float, float]:
         """What the device spent on prompts, copies included, and on decoding. Known once it is done."""
         marks = self._marks
-        return marks.began.seconds_to(marks.prefilled), marks.prefilled.seconds_to(marks.ended)
+        return marks.began.seconds_to(marks.prefilled), marks.prefilled.seconds_to(marks.steps[-1])
 
     def tokens(self) -> tuple["np.ndarray[Any, Any]", "np.ndarray[Any, Any]"]:
         """(ids [steps + 1, slots] with -1 where none was drawn, log-probs): the prefill's draws, then the steps'."""

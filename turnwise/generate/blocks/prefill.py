@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from turnwise.generate.blocks.cache import PackedCache, View, pinned
+from turnwise.generate.blocks.cache import PackedCache, Staging, View
 
 PREFILL_BLOCK = 16
 """Tokens of one slot that attention takes together."""
@@ -78,9 +78,11 @@ class PrefillBuffers:
             view=view,
         )
 
-    def load(self, items: Sequence[Prefill], *, slots: int, length: int) -> None:
+    def load(self, items: Sequence[Prefill], *, slots: int, length: int, staging: Staging) -> None:
         """Copies the prompts in, end to end; everything else rests."""
-        inputs = np.zeros(self.inputs.shape[0], dtype=np.int64)
+        staged = staging.take(self.inputs.shape[0])
+        inputs = staged.values
+        inputs[:] = 0
         parts = np.split(inputs, np.cumsum(_part_sizes(self.tokens.shape[0]))[:-1])
         tokens, positions, token_rows, write, keep, draw_rows, draw_base, *block = parts
         block_rows, block_at, block_first, block_count = block
@@ -109,7 +111,7 @@ class PrefillBuffers:
         keep[: len(draws)] = [end - 1 for end, _, _ in draws]
         draw_rows[: len(draws)] = [slot for _, _, slot in draws]
         draw_base[: len(draws)] = [item.start + len(item.ids) - 1 for _, item, _ in draws]
-        self.inputs.copy_(pinned(inputs, self.inputs.device))
+        staged.send(self.inputs)
 
 
 def _part_sizes(size: int) -> list[int]:
