@@ -7,6 +7,7 @@ import torch
 
 from turnwise.generate.base import Sampling, Session
 from turnwise.generate.blocks import ops
+from turnwise.generate.blocks.cache import Staging
 from turnwise.generate.blocks.ops import SlotState
 from turnwise.generate.hf import HFGenerator
 from turnwise.testing.tiny import tiny_model, tiny_tokenizer
@@ -186,3 +187,20 @@ def test_sessions_that_share_their_opening_stay_apart() -> None:
 
     asyncio.run(run())
     assert generator.stats.shared_tokens > 200
+
+
+def test_numbers_reach_the_device_whatever_is_sent_after_them() -> None:
+    """Memory is used again only after the device has read it, however far behind the device is."""
+    staging = Staging(torch.device("cuda"))
+    target = torch.zeros(3000, dtype=torch.int64, device="cuda")
+    sent: list[torch.Tensor] = []
+    for _ in range(3):
+        torch.cuda._sleep(20_000_000)  # some ten milliseconds, in which nothing is copied
+        for number in range(20):
+            sent.append(staging.send([len(sent), number]))
+            staged = staging.take(3000)
+            staged.values[:] = len(sent)
+            staged.send(target)
+    assert [tensor.tolist() for tensor in sent] == [[index, index % 20] for index in range(60)]
+    assert target.tolist() == [60] * 3000
+    assert sum(map(len, staging._pieces.values())) < 120  # of the last round nothing was new

@@ -2,11 +2,12 @@
 
 import asyncio
 import time
+from itertools import pairwise
 
 import pytest
 from test_generate_blocks import make, talk
 
-from turnwise.generate.base import Sampling
+from turnwise.generate.base import Sampling, Session
 from turnwise.generate.blocks.launched import Launched
 from turnwise.generate.hf import HFGenerator
 from turnwise.rollout.loop import EventLoop
@@ -16,9 +17,9 @@ from turnwise.types import Completion
 class Late:
     """A block on a device that runs beside the host, and takes its time."""
 
-    def __init__(self, block: Launched, *, seconds: float) -> None:
+    def __init__(self, block: Launched, *, seconds: float, after: "Late | None" = None) -> None:
         self._block = block
-        self._end = time.perf_counter() + seconds
+        self._end = max(time.perf_counter(), after._end if after else 0.0) + seconds
         self.seconds = (0.0, seconds)
 
     @property
@@ -68,6 +69,34 @@ def test_a_slow_device_is_kept_busy_and_holds_nobody_up() -> None:
     assert len(launched) > 10
     assert rounds > 2 * len(launched)  # others had their turn several times while a block ran
     assert sum(block.on_time for block in launched) >= 0.6 * len(launched)
+
+
+def test_whoever_asks_while_a_block_runs_is_in_the_next_one() -> None:
+    """Somebody else plays, for less time than a block takes: the next one is launched when the running one ends."""
+    generator = make()
+    launch, launched, starts = generator._blocks.engine.launch, [], []
+
+    def late(**arguments) -> Late:
+        starts.append([start.slot for start in arguments["starts"]])
+        launched.append(Late(launch(**arguments), seconds=0.05, after=launched[-1] if launched else None))
+        return launched[-1]
+
+    generator._blocks.engine.launch = late
+
+    async def one(name: str, *, turns: int, tokens: int) -> None:
+        for _ in range(turns):
+            session = Session(key=name, seed=len(name))
+            await generator.generate(session, [1, 2, 3], Sampling(max_tokens=tokens, temperature=0.0))
+            await asyncio.sleep(0.01)
+
+    async def both() -> None:
+        await asyncio.gather(one("long", turns=1, tokens=90), one("short", turns=6, tokens=2))
+
+    asyncio.run(both())
+    turns = [number for number, slots in enumerate(starts) if 1 in slots]
+    # A reply of two tokens is over with its block, is read while the next runs, and its answer is in the one after.
+    assert len(turns) == 6
+    assert [later - earlier for earlier, later in pairwise(turns)].count(2) >= 3
 
 
 @pytest.mark.parametrize("wait", [0.0, 0.05])

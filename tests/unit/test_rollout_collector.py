@@ -62,12 +62,22 @@ def test_a_rollout_is_not_walked_through_when_it_ends() -> None:
     assert times == []
 
 
-def test_a_program_that_froze_its_heap_keeps_it() -> None:
+def test_a_program_that_froze_its_heap_keeps_it_and_is_left_alone_too() -> None:
+    times: list[int] = []
+
+    def note(phase: str, info: dict[str, int]) -> None:
+        times.append(info["generation"])
+
     gc.freeze()
-    frozen = gc.get_freeze_count()
+    frozen, threshold = gc.get_freeze_count(), gc.get_threshold()
+    gc.callbacks.append(note)
     try:
         with calm_collector():
-            pass
+            kept = [[] for _ in range(30_000)]
+            assert len(kept) == 30_000
+            assert times == []
         assert gc.get_freeze_count() == frozen
+        assert gc.get_threshold() == threshold
     finally:
+        gc.callbacks.remove(note)
         gc.unfreeze()

@@ -15,6 +15,8 @@ class _Held:
 
     count = 0
     threshold: tuple[int, int, int] | None = None
+    frozen = False
+    """Whether the heap as it was before is out of the collector's sight meanwhile."""
     kept = 0
     """Objects that were left behind since everything was last looked at."""
 
@@ -25,8 +27,9 @@ def calm_collector() -> Generator[None]:
     again: a rollout makes many objects and nearly no cycles, and would spend two fifths of its time on that.
 
     Afterwards what is left, the episodes, counts as old: it is looked at with everything else, which is seen to when
-    enough has come together. The collector stays on, for what environments may leave behind. May be entered more than
-    once. Where the program froze its heap or switched the collector off, nothing is changed.
+    enough has come together. Where something froze objects for good, which some interpreters and libraries do, it stays
+    so, and what is left counts as young. The collector stays on, for what environments may leave behind. May be entered
+    more than once. Where the program switched it off, nothing is changed.
 
     Example:
         >>> before = gc.get_threshold()
@@ -36,9 +39,11 @@ def calm_collector() -> Generator[None]:
         >>> gc.get_threshold() == before, gc.get_freeze_count()
         (True, 0)
     """
-    if _Held.count == 0 and gc.isenabled() and not gc.get_freeze_count():
+    if _Held.count == 0 and gc.isenabled():
         _Held.threshold = gc.get_threshold()
-        gc.freeze()
+        _Held.frozen = not gc.get_freeze_count()
+        if _Held.frozen:
+            gc.freeze()
         gc.set_threshold(max(YOUNG_OBJECTS, _Held.threshold[0]), *_Held.threshold[1:])
     _Held.count += 1
     try:
@@ -46,10 +51,11 @@ def calm_collector() -> Generator[None]:
     finally:
         _Held.count -= 1
         if _Held.count == 0 and _Held.threshold is not None:
-            # What was freed meanwhile, an earlier rollout's episodes perhaps, is taken off Python's count.
-            _Held.kept += max(gc.get_count()[0], KEPT_OBJECTS // 75)
-            gc.freeze()
-            gc.unfreeze()
+            if _Held.frozen:
+                # What was freed meanwhile, an earlier rollout's episodes perhaps, is taken off Python's count.
+                _Held.kept += max(gc.get_count()[0], KEPT_OBJECTS // 75)
+                gc.freeze()
+                gc.unfreeze()
             gc.set_threshold(*_Held.threshold)
             _Held.threshold = None
             if _Held.kept > KEPT_OBJECTS:

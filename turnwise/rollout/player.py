@@ -36,12 +36,21 @@ class Begin:
     share: Share
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Play:
+    """Asks for a player's share of a rollout."""
+
+    step: int
+    without: frozenset[int] = frozenset()
+    """env_ids of episodes that are there already: another player played them, and died."""
+
+
 Event = tuple[Any, ...]
 """What a player says, several at a time: ("ask", number, session key, seed, new ids, sampling), ("release", session
 key), ("turn", env_id, number, turn) while an episode goes on and ("episode", env_id, number of its turns that were told
 before, episode with the others) when it is over, and at the end of a rollout ("over", None or what went wrong).
 
-What it is told: a Begin, then the step of a rollout, or a list of answers (number, ids, log-probs, finish reason,
+What it is told: a Begin, then a Play for every rollout, or a list of answers (number, ids, log-probs, finish reason,
 policy version), which where there is none are (number, error message, whether it is an overflow)."""
 
 
@@ -155,17 +164,18 @@ class Player:
                 self._broken = f"{type(error).__name__}: {error}"
             return
         message = pickle.loads(frame)
-        if isinstance(message, int):
+        if isinstance(message, Play):
             self._job = asyncio.create_task(self._rollout(message))
         elif self._generator is not None:
             self._generator.answer(message)
 
-    async def _rollout(self, step: int) -> None:
+    async def _rollout(self, play: Play) -> None:
         error = self._broken
         self._told = {}
         try:
             if self._begin is not None:
-                await self._ready(self._begin).play_share(step, share=self._begin.share, listener=self)
+                proxy = self._ready(self._begin)
+                await proxy.play_share(play.step, share=self._begin.share, without=play.without, listener=self)
         except Exception as failure:  # the process's boundary: told to the other side, which raises it
             error = f"{type(failure).__name__}: {failure}"
         self._say(("over", error))

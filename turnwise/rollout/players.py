@@ -16,7 +16,7 @@ from turnwise.config.schema import Config
 from turnwise.generate.base import ContextOverflowError, Session, Submitting
 from turnwise.rollout.channel import Channel
 from turnwise.rollout.plan import Share
-from turnwise.rollout.player import Begin, Event
+from turnwise.rollout.player import Begin, Event, Play
 from turnwise.rollout.render import Tokenizer
 from turnwise.types import Completion, Episode, Turn
 
@@ -73,12 +73,13 @@ class _Player:
     def pid(self) -> int:
         return self._process.pid
 
-    def play(self, step: int) -> "asyncio.Future[str | None]":
-        """Plays its share of a rollout. The result is what kept it from doing so, None where nothing did."""
+    def play(self, step: int, *, played: dict[int, Episode]) -> "asyncio.Future[str | None]":
+        """Plays what is left of its share of a rollout. The result is what kept it from doing so, None where nothing
+        did, or where it died: then `lost` says so."""
         loop = asyncio.get_running_loop()
-        self.episodes, self._turns = {}, {}
+        self.episodes, self._turns = played, {}
         self._over = loop.create_future()
-        self._channel.send(step)
+        self._channel.send(Play(step=step, without=frozenset(played)))
         self._channel.attach(loop)
         return self._over
 
@@ -97,7 +98,6 @@ class _Player:
         if frame is None:
             self._process.kill()
             self.lost = f"a process that plays episodes died (exit {self._process.wait()})"
-            logger.warning("%s, with the episodes that it was playing", self.lost)
             self._release_all()
             self._finish(None)
             return
@@ -188,8 +188,8 @@ class _Queue:
 class Players:
     """Processes that play the episodes of rollouts, each of them whole groups.
 
-    What an episode is, tokens included, does not depend on who plays it. A player that dies costs the episodes that it
-    had not handed over, and another takes its place in the next rollout.
+    What an episode is, tokens included, does not depend on who plays it. When a player dies another takes its place,
+    and plays what it had not handed over; where that one dies too (`rollout.retries`), these episodes have failed.
 
     Args:
         generator: draws, in this process.
@@ -216,21 +216,33 @@ class Players:
         Raises:
             PlayerError: a player could not begin, or stopped for a reason of its own.
         """
-        self._players = [player if player.lost is None else self._start(player.part) for player in self._players]
         try:
-            errors = await asyncio.gather(*[player.play(step) for player in self._players])
+            losses = await asyncio.gather(*[self._play(part, step) for part in range(self._count)])
         except BaseException:
             self.close()  # whatever they are doing, nobody waits for it any more
             self._players = [self._start(part) for part in range(self._count)]
             raise
-        for player in self._players:
-            player.rest()
-        if error := next(filter(None, errors), None):
-            raise PlayerError(f"a process that plays episodes stopped: {error}")
         episodes: dict[int, Episode] = {}
         for player in self._players:
             episodes |= player.episodes
-        return episodes, [(self._share(player.part), player.lost) for player in self._players if player.lost]
+        return episodes, [(self._share(part), loss) for part, loss in enumerate(losses) if loss is not None]
+
+    async def _play(self, part: int, step: int) -> str | None:
+        """Has a share of a rollout played. One that dies is followed by others; the result is why the last one died."""
+        played: dict[int, Episode] = {}
+        for left in reversed(range(1 + self._config.rollout.retries)):
+            if self._players[part].lost is not None:
+                self._players[part] = self._start(part)
+            player = self._players[part]
+            error = await player.play(step, played=played)
+            player.rest()
+            if error is not None:
+                raise PlayerError(f"a process that plays episodes stopped: {error}")
+            if player.lost is None:
+                break
+            played = player.episodes
+            logger.warning("step %d: %s; %s", step, player.lost, "another goes on" if left else "its episodes are lost")
+        return self._players[part].lost
 
     def close(self) -> None:
         for player in self._players:

@@ -4,7 +4,7 @@ import asyncio
 import logging
 import time
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
@@ -148,10 +148,21 @@ class AgentProxy:
             logger.warning("step %d: %d of %d episodes dropped: %s", step, len(dropped), len(episodes), dict(counts))
         return RolloutResult(episodes=tuple(kept), dropped=tuple(dropped), seconds=time.perf_counter() - started)
 
-    async def play_share(self, step: int, *, share: Share = ALL, listener: Listener | None = None) -> list[Episode]:
-        """The episodes of one rollout, or of a share of its groups, in the order of their plan."""
+    async def play_share(
+        self,
+        step: int,
+        *,
+        share: Share = ALL,
+        without: Collection[int] = (),
+        listener: Listener | None = None,
+    ) -> list[Episode]:
+        """The episodes of one rollout, or of a share of its groups, in the order of their plan.
+
+        Args:
+            without: env_ids of episodes that need not be played.
+        """
         with calm_collector():
-            agents = self.env_state.start(step, share)
+            agents = [agent for agent in self.env_state.start(step, share) if agent.plan.env_id not in without]
             jobs: list[asyncio.Task[Episode]] = []
             wave = max(EPISODES_PER_WAVE, len(agents) // WAVES)
             for agent in agents:
