@@ -69,6 +69,13 @@ def test_files_extend_recipes_and_files_and_later_layers_win(tmp_path: Path) -> 
     assert config.algo == load_config("frozen_lake").algo
 
 
+@pytest.mark.parametrize("value", ["-.inf", ".inf", ".nan"])
+@pytest.mark.parametrize("key", ["env.format.format_penalty", "train.lr", "algo.lam"])
+def test_a_number_that_is_not_finite_is_refused(key: str, value: str) -> None:
+    with pytest.raises(ConfigError, match=rf"{key}: input should be"):
+        load_config("default", [f"{key}={value}"])
+
+
 def test_a_circle_of_extends_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a.yaml").write_text("extends: b.yaml\n")
     (tmp_path / "b.yaml").write_text("extends: a.yaml\n")

@@ -76,6 +76,13 @@ def test_what_is_written_is_read_back(tmp_path: Path) -> None:
     assert reader.pieces() == {2: "<2>", 7: "<7>"}
 
 
+@pytest.mark.parametrize("text", ["{: [garbage", "rollout: 5", "unknown: 1"])
+def test_a_config_that_cannot_be_read_is_an_error_that_says_so(tmp_path: Path, text: str) -> None:
+    (tmp_path / "config.yaml").write_text(text)
+    with pytest.raises(RunDirectoryError, match=r"is not a run directory: the config has 1 problem"):
+        assert RunReader(tmp_path).config
+
+
 def test_no_clock_in_what_must_be_equal(tmp_path: Path) -> None:
     for name, seconds in (("a", 0.25), ("b", 0.75)):
         with new_run(tmp_path, name) as run:

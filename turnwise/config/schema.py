@@ -27,7 +27,9 @@ Isolation = Literal["auto", "inline", "thread", "process"]
 class Section(BaseModel):
     """A part of the tree: frozen, unknown keys refused, every field described."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, protected_namespaces=())
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, use_attribute_docstrings=True, protected_namespaces=(), allow_inf_nan=False
+    )
 
 
 class LoraConfig(Section):

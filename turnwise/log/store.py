@@ -27,6 +27,7 @@ from typing import Any, TextIO
 
 import yaml
 
+from turnwise.config.load import load_config
 from turnwise.config.schema import Config, LogConfig
 from turnwise.config.tree import get_path, known_fields
 from turnwise.log.records import CreditRow, LedgerEntry, RunDirectoryError, ledger_entry, read_lines
@@ -62,7 +63,10 @@ class RunReader:
     @property
     def config(self) -> Config:
         """The resolved config that the run was started with."""
-        return Config.model_validate(yaml.safe_load((self.path / "config.yaml").read_text()))
+        try:
+            return load_config(self.path / "config.yaml")
+        except ValueError as error:
+            raise RunDirectoryError(f"{self.path} is not a run directory: {error}") from error
 
     def metrics(self) -> list[dict[str, float | None]]:
         """One dict per step in order of steps; rows of a step are merged. What was not finite is None."""

@@ -17,6 +17,7 @@ from turnwise.generate.base import ContextOverflowError, Session, Submitting
 from turnwise.rollout.channel import Channel
 from turnwise.rollout.plan import Share
 from turnwise.rollout.player import Begin, Event, Play
+from turnwise.rollout.proxy import RolloutError
 from turnwise.rollout.render import Tokenizer
 from turnwise.types import Completion, Episode, Turn
 
@@ -31,7 +32,7 @@ _ENVIRONMENT = {
 }
 
 
-class PlayerError(RuntimeError):
+class PlayerError(RolloutError):
     """A process that plays episodes could not, for a reason that has nothing to do with an episode."""
 
 
