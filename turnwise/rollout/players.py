@@ -204,7 +204,8 @@ class Players:
         self._tokenizer = tokenizer
         self._queue = _Queue()
         self._count = count
-        self._players = [self._start(part) for part in range(count)]
+        self._players: list[_Player] = []
+        self._start_all()
 
     @property
     def pids(self) -> tuple[int, ...]:
@@ -217,11 +218,11 @@ class Players:
         Raises:
             PlayerError: a player could not begin, or stopped for a reason of its own.
         """
+        self._start_all()
         try:
             losses = await asyncio.gather(*[self._play(part, step) for part in range(self._count)])
         except BaseException:
             self.close()  # whatever they are doing, nobody waits for it any more
-            self._players = [self._start(part) for part in range(self._count)]
             raise
         episodes: dict[int, Episode] = {}
         for player in self._players:
@@ -246,10 +247,15 @@ class Players:
         return self._players[part].lost
 
     def close(self) -> None:
+        """Ends the processes. The next rollout starts others."""
         for player in self._players:
             player.kill()
         self._players = []
         self._queue.clear()
+
+    def _start_all(self) -> None:
+        if not self._players:
+            self._players = [self._start(part) for part in range(self._count)]
 
     def _share(self, part: int) -> Share:
         return Share(part=part, of=self._count)
