@@ -168,6 +168,7 @@ def test_mini_batches_and_epochs(tmp_path):
         ({"algo": {"name": "grpo", "kl_coef": 0.1, "kl_target": 0.1}}, "algo.kl_target"),
         ({"algo": {"name": "cispo", "reduction": "episode_mean"}}, "cispo is token_mean"),
         ({"rollout": {"window": "last_k"}, "algo": {"name": "grpo", "kl_coef": 0.1}}, "rollout.window"),
+        ({"rollout": {"players": 2}, "algo": {"name": "grpo"}}, "rollout.players"),
         ({"trl": {"learning_rat": 1.0}, "algo": {"name": "grpo"}}, "learning_rat"),
     ],
 )

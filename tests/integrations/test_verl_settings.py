@@ -83,6 +83,7 @@ def test_groups_need_no_critic(tmp_path: Path) -> None:
             marks=pytest.mark.skipif(find_spec("flash_attn") is not None, reason="verl can pack here"),
         ),
         ("train.deterministic=true", "train.deterministic"),
+        ("rollout.players=2", "agent.num_workers"),
     ],
 )
 def test_what_verl_cannot_honour_is_refused_by_name(tmp_path: Path, setting: str, said: str) -> None:

@@ -40,6 +40,12 @@ def refuse(config: Config) -> Algorithm:
             "TRL scores the reference policy on one row per episode, and a window makes several; set algo.kl_coef: 0",
         ),
         (
+            "rollout.players",
+            config.rollout.players,
+            config.rollout.players > 0,
+            "every process of accelerate plays its own episodes; set it to 0",
+        ),
+        (
             "env.shaping.normalize",
             config.env.shaping.normalize,
             config.env.shaping.normalize != "none",

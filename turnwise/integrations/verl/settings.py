@@ -126,6 +126,12 @@ def refusals(config: Config, *, engine: str = "hf") -> list[str]:
             bool(config.rollout.stop) and engine not in _SEEN,
             f"that this engine keeps the tokens of a stop string was not checked; use one of {', '.join(_SEEN)}",
         ),
+        (
+            "rollout.players",
+            config.rollout.players,
+            config.rollout.players > 0,
+            "verl's agent loop workers play; set verl: {actor_rollout_ref.rollout.agent.num_workers: N}",
+        ),
         ("eval.after", config.eval.after, not config.eval.after and config.eval.every > 0, "verl validates at the end"),
     ]
     for key in config.verl:
