@@ -23,7 +23,6 @@ from turnwise.generate.hf import HFGenerator
 from turnwise.generate.scripted import ScriptedGenerator
 from turnwise.rollout.agents import Agent, register_agent
 from turnwise.rollout.channel import Channel
-from turnwise.rollout.players import PlayerError
 from turnwise.rollout.proxy import AgentProxy, RolloutError, RolloutResult
 from turnwise.testing.tiny import tiny_model, tiny_tokenizer
 from turnwise.types import Status
@@ -68,7 +67,7 @@ def players_of(pid: int) -> list[int]:
 
 @pytest.mark.timeout(120)
 def test_whoever_plays_the_episodes_are_the_same(tmp_path: Path) -> None:
-    """With environments that raise at a first try, so that some of what a player told is no longer true."""
+    """With contexts that begin anew, and environments that raise at a first try."""
     found: list[list[Any]] = []
     for players in (0, 2):
         marks = tmp_path / str(players)
@@ -83,6 +82,25 @@ def test_whoever_plays_the_episodes_are_the_same(tmp_path: Path) -> None:
     assert found[0] == found[1]
     assert len(found[0][0]) == 10
     assert players_of(os.getpid()) == []
+
+
+@pytest.mark.timeout(120)
+def test_a_turn_that_its_episodes_end_changed_is_told_anew() -> None:
+    """A context that is full ends an episode whose turns were told, and what the environment then pays is in the last
+    of them."""
+    parts = Path(__file__).parents[1] / "unit" / "rollout_parts.py"
+    found: list[list[Any]] = []
+    for players in (0, 1):
+        config = config_for(players, options={"share": 0.0}, max_context=110)
+        config = config.model_copy(update={"env": EnvConfig(name=f"{parts}:CountEnv")})
+        tokenizer = tiny_tokenizer()
+        generator = HFGenerator(tiny_model(), tokenizer, slots=4, max_context=400)
+        with closing(AgentProxy(config, generator, tokenizer)) as proxy:
+            result = proxy.play(0)
+        cut = [e for e in result.episodes if e.status is Status.TRUNCATED_LENGTH and e.turns[-1].reward_parts["finish"]]
+        assert any(len(episode.turns) > 1 for episode in cut), "none was cut after a turn: the test shows nothing"
+        found.append(facts(result))
+    assert found[0] == found[1]
 
 
 def played_in_one_process(*steps: int) -> list[list[Any]]:
@@ -168,7 +186,7 @@ def test_a_player_that_cannot_begin_says_why() -> None:
     register_agent("known-here-alone")(type("KnownHere", (Agent,), {}))
     with (
         closing(proxy_for(1, agent="known-here-alone")) as proxy,
-        pytest.raises(PlayerError, match="no agent is registered as 'known-here-alone'"),
+        pytest.raises(RolloutError, match="no agent is registered as 'known-here-alone'"),
     ):
         proxy.play(0)
 

@@ -7,8 +7,8 @@ import torch
 
 from turnwise.generate.base import Sampling, Session
 from turnwise.generate.blocks import ops
-from turnwise.generate.blocks.cache import Staging
 from turnwise.generate.blocks.ops import SlotState
+from turnwise.generate.blocks.staging import Staging
 from turnwise.generate.hf import HFGenerator
 from turnwise.testing.tiny import tiny_model, tiny_tokenizer
 

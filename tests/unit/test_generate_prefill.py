@@ -5,8 +5,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from turnwise.generate.blocks.cache import PackedCache, Staging
+from turnwise.generate.blocks.cache import PackedCache
 from turnwise.generate.blocks.prefill import PREFILL_BLOCK, Prefill, PrefillBuffers, pack, size_for
+from turnwise.generate.blocks.staging import Staging
 from turnwise.generate.blocks.tape import Tape
 
 STAGING = Staging(torch.device("cpu"))

@@ -5,12 +5,10 @@ over a socket. It ends when the socket does.
 """
 
 import asyncio
-import ctypes
 import itertools
 import logging
 import os
 import pickle
-import signal
 import socket
 import sys
 from collections.abc import Sequence
@@ -19,7 +17,7 @@ from typing import Any
 
 from turnwise.config.schema import Config
 from turnwise.generate.base import ContextOverflowError, GeneratorError, Sampling, Session
-from turnwise.rollout.channel import Channel
+from turnwise.rollout.channel import Channel, follow_parent
 from turnwise.rollout.plan import Share
 from turnwise.rollout.proxy import AgentProxy
 from turnwise.rollout.render import Tokenizer
@@ -60,15 +58,11 @@ class AskingGenerator:
 
     def __init__(self, say: "Outbox", *, max_context: int) -> None:
         self._say = say
-        self._max_context = max_context
+        self.max_context = max_context
         self._waiting: dict[int, asyncio.Future[Completion]] = {}
         self._numbers = itertools.count()
         self.policy_version = 0
         """Of the last answer."""
-
-    @property
-    def max_context(self) -> int:
-        return self._max_context
 
     async def generate(self, session: Session, new_ids: Sequence[int], sampling: Sampling) -> Completion:
         number = next(self._numbers)
@@ -197,9 +191,7 @@ async def _main(descriptor: int) -> None:
 
 
 def main(arguments: Sequence[str]) -> None:
-    libc: Any = ctypes.CDLL(None)
-    libc.prctl(1, signal.SIGKILL)  # an environment that hangs here must not outlive the process that trains
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    follow_parent()
     logging.basicConfig(level=logging.WARNING)
     asyncio.run(_main(int(arguments[0])))
     os._exit(0)  # without waiting for threads of environments that hang

@@ -2,11 +2,7 @@
 
 import asyncio
 import logging
-import os
 import pickle
-import socket
-import subprocess
-import sys
 import time
 from collections import deque
 from dataclasses import replace
@@ -14,7 +10,7 @@ from functools import partial
 
 from turnwise.config.schema import Config
 from turnwise.generate.base import ContextOverflowError, Session, Submitting
-from turnwise.rollout.channel import Channel
+from turnwise.rollout.channel import Channel, start_beside
 from turnwise.rollout.plan import Share
 from turnwise.rollout.player import Begin, Event, Play
 from turnwise.rollout.proxy import RolloutError
@@ -25,15 +21,10 @@ logger = logging.getLogger(__name__)
 HEARING_SECONDS = 0.001
 """How long players are listened to at a time."""
 _ENVIRONMENT = {
-    "OMP_NUM_THREADS": "1",
     "TOKENIZERS_PARALLELISM": "false",
     "CUDA_VISIBLE_DEVICES": "",  # the device is not theirs
     "TRANSFORMERS_VERBOSITY": "error",  # what there is to say about a tokenizer was said here
 }
-
-
-class PlayerError(RolloutError):
-    """A process that plays episodes could not, for a reason that has nothing to do with an episode."""
 
 
 class _Player:
@@ -45,7 +36,6 @@ class _Player:
     """
 
     def __init__(self, part: int, begin: bytes, generator: Submitting, queue: "_Queue") -> None:
-        ours, theirs = socket.socketpair()
         self.part = part
         self.episodes: dict[int, Episode] = {}
         """Of the running rollout, by env_id."""
@@ -56,17 +46,9 @@ class _Player:
         self._sessions: set[str] = set()
         self._turns: dict[int, dict[int, Turn]] = {}
         self._answers: list[Event] = []
-        # Its environments neither see our standard input nor write into our standard output.
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "turnwise.rollout.player", str(theirs.fileno())],
-            pass_fds=[theirs.fileno()],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            env=os.environ | _ENVIRONMENT,
-        )
-        theirs.close()
+        self._process, sock = start_beside("turnwise.rollout.player", environment=_ENVIRONMENT)
         self._channel = Channel(
-            ours, received=lambda frame: queue.put(self, frame), ended=lambda: queue.put(self, None)
+            sock, received=lambda frame: queue.put(self, frame), ended=lambda: queue.put(self, None)
         )
         self._channel.send_frame(begin)
 
@@ -124,7 +106,7 @@ class _Player:
                 case ("over", error):
                     self._finish(error)
                 case _:
-                    raise PlayerError(f"it said {event!r}")
+                    raise RolloutError(f"it said {event!r}")
 
     def fail(self, error: Exception) -> None:
         """Ends the rollout, because what the player said could not be done."""
@@ -216,7 +198,7 @@ class Players:
         """(the episodes of one rollout by env_id, the shares of which some are missing and why).
 
         Raises:
-            PlayerError: a player could not begin, or stopped for a reason of its own.
+            RolloutError: a player could not begin, or stopped for a reason of its own.
         """
         self._start_all()
         try:
@@ -239,7 +221,7 @@ class Players:
             error = await player.play(step, played=played)
             player.rest()
             if error is not None:
-                raise PlayerError(f"a process that plays episodes stopped: {error}")
+                raise RolloutError(f"a process that plays episodes stopped: {error}")
             if player.lost is None:
                 break
             played = player.episodes

@@ -4,10 +4,6 @@ import asyncio
 import contextlib
 import itertools
 import logging
-import os
-import socket
-import subprocess
-import sys
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
@@ -15,6 +11,7 @@ from dataclasses import asdict, dataclass
 from turnwise.config.schema import EnvConfig, RolloutConfig
 from turnwise.envs.base import EnvError, EnvTimeoutError
 from turnwise.envs.wire import decode, encode, observation_from_json, result_from_json
+from turnwise.rollout.channel import start_beside
 from turnwise.rollout.worker import receive_frame, send_frame
 from turnwise.types import Json, Message, Observation, StepResult, Task
 
@@ -54,18 +51,7 @@ class _Worker:
     """One worker process. Requests are answered one at a time, in order."""
 
     def __init__(self, memory_mb: int | None, counts: WorkerCounts) -> None:
-        ours, theirs = socket.socketpair()
-        command = [sys.executable, "-m", "turnwise.rollout.worker", str(theirs.fileno()), str(memory_mb or 0)]
-        # Environments neither see our standard input nor write into our standard output.
-        self._process = subprocess.Popen(
-            command,
-            pass_fds=[theirs.fileno()],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-        )
-        theirs.close()
-        self._socket = ours
+        self._process, self._socket = start_beside("turnwise.rollout.worker", str(memory_mb or 0))
         self._turn = asyncio.Lock()
         self._reader = ThreadPoolExecutor(1, "turnwise-worker")
         self._counts = counts

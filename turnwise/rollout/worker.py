@@ -3,20 +3,18 @@
 It answers one request at a time on a socket, in JSON, and ends when the socket closes. It imports no torch.
 """
 
-import ctypes
 import os
 import resource
-import signal
 import socket
 import struct
 import sys
 import traceback
-from typing import Any
 
 from turnwise.config.schema import EnvConfig
 from turnwise.envs.base import Env
 from turnwise.envs.registry import make_env
 from turnwise.envs.wire import decode, encode, observation_to_json, result_to_json
+from turnwise.rollout.channel import follow_parent
 from turnwise.types import Json, Message, Task
 
 _HEADER = struct.Struct("!I")
@@ -93,10 +91,7 @@ def serve(sock: socket.socket) -> None:
 def main(arguments: list[str]) -> None:
     descriptor = int(arguments[0])
     memory_mb = int(arguments[1]) if len(arguments) > 1 else 0
-    # Without this, an environment that hangs would outlive a parent that was killed.
-    libc: Any = ctypes.CDLL(None)
-    libc.prctl(1, signal.SIGKILL)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    follow_parent()
     if memory_mb:
         resource.setrlimit(resource.RLIMIT_AS, (memory_mb << 20, memory_mb << 20))
     serve(socket.socket(fileno=descriptor))

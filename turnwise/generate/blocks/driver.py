@@ -106,7 +106,7 @@ class BlockDriver:
         """Whether nothing runs on the device any more."""
         return not self._unread or self._unread[-1][1].done
 
-    def ending(self, *, within: float = 0.0) -> bool:
+    def ending(self, *, within: float) -> bool:
         """Whether the next block should be launched now, because the device is about to have nothing to do: in its last
         step, or in as little time as launching took lately and `within` seconds more."""
         if not self._unread:

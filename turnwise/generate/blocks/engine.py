@@ -17,11 +17,12 @@ from transformers import PreTrainedModel
 
 from turnwise.generate.attention import attention_configs, routed
 from turnwise.generate.blocks import ops
-from turnwise.generate.blocks.cache import ATTENTION, Active, PackedCache, Staging, View
+from turnwise.generate.blocks.cache import ATTENTION, Active, PackedCache, View
 from turnwise.generate.blocks.fused import FusedModel
 from turnwise.generate.blocks.launched import Launched, Mark, Marks
 from turnwise.generate.blocks.ops import SlotState
 from turnwise.generate.blocks.prefill import PREFILL_SIZES, Prefill, PrefillBuffers, pack, size_for
+from turnwise.generate.blocks.staging import Staging
 from turnwise.generate.sampling import truncate
 
 logger = logging.getLogger(__name__)

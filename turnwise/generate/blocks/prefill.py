@@ -8,7 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from turnwise.generate.blocks.cache import PackedCache, Staging, View
+from turnwise.generate.blocks.cache import PackedCache, View
+from turnwise.generate.blocks.staging import Staging
 
 PREFILL_BLOCK = 16
 """Tokens of one slot that attention takes together."""
