@@ -192,7 +192,8 @@ def test_a_player_that_cannot_begin_says_why() -> None:
 
 
 @pytest.mark.timeout(120)
-def test_players_die_with_a_parent_that_was_killed() -> None:
+@pytest.mark.parametrize("moment", [0.0, 0.1, 1.0])
+def test_players_die_with_a_parent_that_was_killed(moment: float) -> None:
     code = (
         "import sys; sys.path.insert(0, sys.argv[1]); import test_players as t\n"
         "proxy = t.proxy_for(2, options={'share': 1.0, 'faults': ['hang']})\n"
@@ -204,12 +205,10 @@ def test_players_die_with_a_parent_that_was_killed() -> None:
         assert parent.stdout is not None
         pids = [int(pid) for pid in parent.stdout.readline().split()]
         assert len(pids) == 2
-        time.sleep(1.0)
+        time.sleep(moment)  # still starting, importing, or playing, as it happens
         os.kill(parent.pid, signal.SIGKILL)
-    until = time.monotonic() + 20.0
-    while any(map(psutil.pid_exists, pids)) and time.monotonic() < until:
+    while any(map(psutil.pid_exists, pids)):  # until the test's own time is over
         time.sleep(0.05)
-    assert not any(map(psutil.pid_exists, pids))
 
 
 @settings(max_examples=40, deadline=None)

@@ -1,16 +1,13 @@
 """A process of our own beside this one, and objects over the socket between them."""
 
 import asyncio
-import ctypes
 import os
 import pickle
-import signal
 import socket
 import struct
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
-from typing import Any
 
 _HEADER = struct.Struct("!Q")
 _CHUNK = 1 << 20
@@ -19,14 +16,14 @@ _CHUNK = 1 << 20
 def start_beside(
     module: str, *arguments: str, environment: Mapping[str, str] | None = None
 ) -> tuple["subprocess.Popen[bytes]", socket.socket]:
-    """(a process that runs `python -m MODULE FD ARGUMENTS`, our end of a socket whose other end is its descriptor FD).
+    """(a process that runs MODULE.main([FD, *ARGUMENTS]), our end of a socket whose other end is its descriptor FD).
 
-    Its environments neither see our standard input nor write into our standard output, and it has one thread's share of
-    the cores.
+    It ends with this process (rollout/child.py). Its environments neither see our standard input nor write into our
+    standard output, and it has one thread's share of the cores.
     """
     ours, theirs = socket.socketpair()
     process = subprocess.Popen(
-        [sys.executable, "-m", module, str(theirs.fileno()), *arguments],
+        [sys.executable, "-m", "turnwise.rollout.child", str(os.getpid()), module, str(theirs.fileno()), *arguments],
         pass_fds=[theirs.fileno()],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
@@ -34,14 +31,6 @@ def start_beside(
     )
     theirs.close()
     return process, ours
-
-
-def follow_parent() -> None:
-    """Has this process end with the one that started it, even where an environment hangs here, and not by Ctrl-C, which
-    is the parent's to hear."""
-    libc: Any = ctypes.CDLL(None)
-    libc.prctl(1, signal.SIGKILL)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 class Channel:

@@ -1,4 +1,4 @@
-"""The process that plays a part of a rollout's episodes: `python -m turnwise.rollout.player FD`.
+"""The process that plays a part of a rollout's episodes.
 
 Environments, templates and the tokenizer are here; tokens are drawn in the process that started this one, and asked for
 over a socket. It ends when the socket does.
@@ -10,14 +10,13 @@ import logging
 import os
 import pickle
 import socket
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from turnwise.config.schema import Config
 from turnwise.generate.base import ContextOverflowError, GeneratorError, Sampling, Session
-from turnwise.rollout.channel import Channel, follow_parent
+from turnwise.rollout.channel import Channel
 from turnwise.rollout.plan import Share
 from turnwise.rollout.proxy import AgentProxy
 from turnwise.rollout.render import Tokenizer
@@ -191,13 +190,6 @@ async def _main(descriptor: int) -> None:
 
 
 def main(arguments: Sequence[str]) -> None:
-    follow_parent()
     logging.basicConfig(level=logging.WARNING)
     asyncio.run(_main(int(arguments[0])))
     os._exit(0)  # without waiting for threads of environments that hang
-
-
-if __name__ == "__main__":
-    from turnwise.rollout import player  # by its name, which is the one that messages know
-
-    player.main(sys.argv[1:])

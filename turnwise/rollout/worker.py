@@ -1,4 +1,4 @@
-"""The process in which environments run when they are slow or dangerous: `python -m turnwise.rollout.worker FD`.
+"""The process in which environments run when they are slow or dangerous.
 
 It answers one request at a time on a socket, in JSON, and ends when the socket closes. It imports no torch.
 """
@@ -7,14 +7,12 @@ import os
 import resource
 import socket
 import struct
-import sys
 import traceback
 
 from turnwise.config.schema import EnvConfig
 from turnwise.envs.base import Env
 from turnwise.envs.registry import make_env
 from turnwise.envs.wire import decode, encode, observation_to_json, result_to_json
-from turnwise.rollout.channel import follow_parent
 from turnwise.types import Json, Message, Task
 
 _HEADER = struct.Struct("!I")
@@ -91,11 +89,6 @@ def serve(sock: socket.socket) -> None:
 def main(arguments: list[str]) -> None:
     descriptor = int(arguments[0])
     memory_mb = int(arguments[1]) if len(arguments) > 1 else 0
-    follow_parent()
     if memory_mb:
         resource.setrlimit(resource.RLIMIT_AS, (memory_mb << 20, memory_mb << 20))
     serve(socket.socket(fileno=descriptor))
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])
