@@ -12,11 +12,11 @@ TORCH := $(shell sed -n 's/^torch==//p' $(CONSTRAINTS))
 CPU_WHEELS := https://download.pytorch.org/whl/cpu
 
 # Tests are small: one thread each is quicker than many, and results do not depend on the number of cores.
-test test-slow test-gpu bench: export OMP_NUM_THREADS ?= 1
+test test-slow test-search test-gpu bench: export OMP_NUM_THREADS ?= 1
 # The main job's model is small too: more than two threads would only wait for each other.
 train: export OMP_NUM_THREADS ?= 2
 
-.PHONY: install test test-slow test-gpu lint format train bench clean
+.PHONY: install test test-slow test-search test-gpu lint format train bench clean
 
 install: $(READY)
 
@@ -48,6 +48,11 @@ test: lint
 
 test-slow: $(READY)
 	$(BIN)/pytest -m "slow and not gpu"
+
+# `make test` draws the same examples every time. This one draws new ones, RUNS times over.
+RUNS ?= 10
+test-search: $(READY)
+	for run in $$(seq $(RUNS)); do $(BIN)/pytest -m "hypothesis and not gpu" --hypothesis-profile=search || exit 1; done
 
 test-gpu: $(READY)
 	$(BIN)/pytest -m gpu

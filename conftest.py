@@ -1,7 +1,10 @@
 """What pytest must not import. It collects doctests from every module, and some are none of its business."""
 
+import os
 from importlib.util import find_spec
 from pathlib import Path
+
+from hypothesis import settings
 
 TESTS = Path(__file__).parent / "tests"
 KERNELS = Path(__file__).parent / "turnwise/generate/blocks/kernels.py"
@@ -13,3 +16,11 @@ def pytest_ignore_collect(collection_path: Path) -> bool | None:
         return None
     helper = collection_path.is_relative_to(TESTS) and not collection_path.name.startswith("test_")
     return True if helper or (collection_path == KERNELS and find_spec("triton") is None) else None
+
+
+# The same examples every time, so that a change is what makes a test fail; `make test-search` draws new ones.
+settings.register_profile("default", derandomize=True, database=None, deadline=None)
+settings.register_profile(
+    "search", max_examples=int(os.environ.get("EXAMPLES", "2000")), database=None, deadline=None, print_blob=True
+)
+settings.load_profile("default")
