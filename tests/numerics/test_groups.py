@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from algo_batches import make_batch
-from hypothesis import given
+from algo_batches import Turns, make_batch
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from turnwise.algos import PRESETS, build_algorithm, compute_advantages, dr_grpo, gigpo, grpo, rloo, token_gae
@@ -107,22 +107,75 @@ def test_equal_rewards_give_exactly_nothing(reward) -> None:
 tenths = st.integers(-90, 90)
 
 
+parts_of_equal_returns = st.lists(st.lists(tenths, max_size=4), min_size=2, max_size=6)
+scales = st.sampled_from([1.0, 1e-3, 1e4])
+
+
+def equal_episodes(total: int, parts: list[list[int]], scale: float) -> list[Turns]:
+    """Episodes of different turns with one return."""
+    return [[(1, scale * reward / 10) for reward in [*part, total - sum(part)]] for part in parts]
+
+
 @given(
     total=tenths,
-    parts=st.lists(st.lists(tenths, max_size=4), min_size=2, max_size=6),
-    how=st.sampled_from(["none", "batch", "running"]),
+    parts=parts_of_equal_returns,
+    scale=scales,
+    how=st.sampled_from(["none", "state", "batch", "running"]),
 )
-def test_equal_returns_of_different_turns_give_exactly_nothing(total, parts, how) -> None:
+@example(total=36, parts=[[], [], [2]], scale=1.0, how="batch")
+def test_equal_returns_of_different_turns_give_exactly_nothing(total, parts, scale, how) -> None:
     """Float32 sums of different rewards differ in their last bits, and more so once they were normalised."""
-    equal = [[(1, reward / 10) for reward in [*part, total - sum(part)]] for part in parts]
-    batch = make_batch([*equal, [(1, 7.0)], [(1, -3.0)]], groups=[0] * len(equal) + [1, 1])
+    equal = equal_episodes(total, parts, scale)
+    others: list[Turns] = [[(1, 7.0 * scale)], [(1, -3.0 * scale)]]
+    batch = make_batch([*equal, *others], groups=[0] * len(equal) + [1, 1])
     batch, _ = normalize_rewards(batch, how=how)
-    for name in ("grpo", "dr_grpo", "rloo"):
+    for name in ("grpo", "dr_grpo", "rloo", "gigpo"):
         found, metrics = run(batch, name=name)
         assert per_row(found)[: len(equal)] == [0.0] * len(equal)
         assert metrics["group/zero_variance"] == 1
     rows, _ = filter_groups(batch, AlgoConfig(name="dapo"))
     assert rows.tolist() == [len(equal), len(equal) + 1]
+
+
+@given(total=tenths, parts=parts_of_equal_returns, scale=scales, how=st.sampled_from(["none", "batch", "running"]))
+def test_turns_of_one_state_and_equal_worth_give_gigpo_nothing(total, parts, scale, how) -> None:
+    """Every episode passes state 0 first, and is worth the same from there on."""
+    equal = equal_episodes(total, parts, scale)
+    states = [[0, *(100 * row + turn for turn in range(1, len(turns)))] for row, turns in enumerate(equal)]
+    others: list[Turns] = [[(1, 7.0 * scale)], [(1, -3.0 * scale)]]
+    groups = [0] * len(equal) + [1, 1]
+    batch = make_batch([*equal, *others], groups=groups, states=[*states, [0], [0]])
+    batch, _ = normalize_rewards(batch, how=how)
+    found, _ = run(batch, name="gigpo", high_level_gamma=1.0)
+    assert found.advantages is not None
+    first = batch.state_ids[: len(equal)] == 0
+    assert (found.advantages[: len(equal)][first] == 0).all()
+
+
+@given(total=tenths, parts=parts_of_equal_returns, scale=scales, value=tenths, bootstrap=tenths)
+@pytest.mark.parametrize("name", ["reinforce_pp", "ppo", "bi_level_gae", "turn_gae"])
+def test_equal_advantages_are_not_whitened_into_noise(name, total, parts, scale, value, bootstrap) -> None:
+    """One trained token an episode, worth the same in all of them: nothing can be learned from the last bits."""
+    equal = equal_episodes(total, parts, scale)
+    batch = make_batch(equal, truncated=[True] * len(equal))
+    first = batch.turn_ids == 0
+    batch = batch.replace(
+        loss_mask=first,
+        values=torch.where(batch.response_mask, scale * value / 10, 0.0),
+        bootstrap=torch.full((len(equal),), scale * bootstrap / 10),
+    )
+    rates = {"reinforce_pp": {}, "turn_gae": {"high_level_gamma": 1.0}, "bi_level_gae": {"high_level_gamma": 1.0}}
+    found, _ = run(batch, name=name, whiten=True, **rates.get(name, {}))
+    assert found.advantages is not None
+    assert (found.advantages == 0).all()
+
+
+@given(base=st.floats(-1e3, 1e3), gap=st.floats(1e-2, 10.0))
+@pytest.mark.parametrize("name", ["reinforce_pp", "ppo", "bi_level_gae", "turn_gae"])
+def test_advantages_that_differ_are_whitened(name, base, gap) -> None:
+    batch = make_batch([[(1, base)], [(1, base + gap)]])
+    found, _ = run(batch.replace(values=torch.zeros_like(batch.rewards)), name=name, whiten=True)
+    assert per_row(found) == pytest.approx([-(0.5**0.5), 0.5**0.5], rel=1e-2)
 
 
 @given(base=st.floats(-1e3, 1e3), gap=st.floats(1e-3, 10.0))

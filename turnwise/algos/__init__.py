@@ -1,6 +1,6 @@
 """Algorithms as pure functions on tensors: credit assignment, surrogates, reductions, KL and group filters."""
 
-from turnwise.algos.advantages import compute_bi_level_gae_advantage_return, masked_whiten, token_gae, turn_gae
+from turnwise.algos.advantages import compute_bi_level_gae_advantage_return, token_gae, turn_gae
 from turnwise.algos.algorithm import PRESETS, Algorithm, build_algorithm
 from turnwise.algos.estimators import compute_advantages
 from turnwise.algos.filters import filter_groups
@@ -9,6 +9,7 @@ from turnwise.algos.kl import KLState, kl_estimate, kl_rewards, update_kl
 from turnwise.algos.losses import policy_loss, value_loss
 from turnwise.algos.normalize import RewardNormalizer, normalize_rewards
 from turnwise.algos.reduce import token_weights
+from turnwise.algos.rounding import masked_whiten
 
 __all__ = [
     "PRESETS",

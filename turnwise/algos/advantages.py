@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 
 from turnwise.algos.layout import Layout, build_layout, discounted_suffix_sums, gae
+from turnwise.algos.rounding import credit_error
+from turnwise.algos.rounding import whiten as whiten_tokens
 
 
 def compute_bi_level_gae_advantage_return(
@@ -81,7 +83,10 @@ def compute_bi_level_gae_advantage_return(
     deltas[ends] = at_ends
     advantages = discounted_suffix_sums(deltas, lengths=lay.turn_lengths, decay=gamma * lam)
     returns = advantages + tokens
-    return lay.put(_whiten(advantages) if whiten else advantages), lay.put(returns)
+    if whiten:
+        error = credit_error(lay, rewards=token_level_rewards, values=values, bootstrap=bootstrap)
+        advantages = whiten_tokens(advantages, error=error)
+    return lay.put(advantages, values), lay.put(returns, values)
 
 
 def token_gae(
@@ -118,7 +123,10 @@ def token_gae(
         last_values=_last_values(lay, bootstrap),
     )
     returns = advantages + tokens
-    return lay.put(_whiten(advantages) if whiten else advantages), lay.put(returns)
+    if whiten:
+        error = credit_error(lay, rewards=rewards, values=values, bootstrap=bootstrap)
+        advantages = whiten_tokens(advantages, error=error)
+    return lay.put(advantages, values), lay.put(returns, values)
 
 
 def turn_gae(
@@ -156,27 +164,9 @@ def turn_gae(
     )
     spread = torch.repeat_interleave(advantages, lay.turn_lengths)
     returns = torch.repeat_interleave(advantages + states, lay.turn_lengths)
-    return lay.put(_whiten(spread) if whiten else spread), lay.put(returns)
-
-
-def masked_whiten(x: Tensor, mask: Tensor) -> Tensor:
-    """x with mean 0 and (unbiased) variance 1 over the mask, 0 outside it. What lies outside is never read.
-
-    Example:
-        >>> masked_whiten(torch.tensor([1.0, float("nan"), 3.0]), torch.tensor([True, False, True]))
-        tensor([-0.7071,  0.0000,  0.7071])
-    """
-    full = torch.zeros_like(x)
-    full[mask] = _whiten(x[mask])
-    return full
-
-
-def _whiten(x: Tensor) -> Tensor:
-    """x with mean 0 and variance 1. Statistics in float64, so that equal numbers whiten to 0 and not to noise."""
-    if x.numel() < 2:
-        return torch.zeros_like(x)
-    var, mean = torch.var_mean(x.double())
-    return ((x.double() - mean) * torch.rsqrt(var + 1e-8)).to(x.dtype)
+    if whiten:
+        spread = whiten_tokens(spread, error=credit_error(lay, rewards=rewards, values=values, bootstrap=bootstrap))
+    return lay.put(spread, values), lay.put(returns, values)
 
 
 def _last_values(lay: Layout, bootstrap: Tensor | None) -> Tensor | None:

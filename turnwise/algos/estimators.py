@@ -5,14 +5,11 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from turnwise.algos.advantages import (
-    compute_bi_level_gae_advantage_return,
-    masked_whiten,
-    token_gae,
-    turn_gae,
-)
+from turnwise.algos.advantages import compute_bi_level_gae_advantage_return, token_gae, turn_gae
 from turnwise.algos.algorithm import AdvantageName, Algorithm
 from turnwise.algos.groups import dr_grpo, gigpo, grpo, reinforce_pp, rloo, score_episodes
+from turnwise.algos.layout import build_layout
+from turnwise.algos.rounding import credit_error, masked_whiten, rounding_errors
 from turnwise.data.batch import Batch
 
 Estimate = tuple[Tensor, Tensor, dict[str, float]]  # advantages, returns, metrics of this estimator alone
@@ -36,11 +33,11 @@ def compute_advantages(
     _check_inputs(batch, algorithm, token_rewards)
     rewards = batch.rewards if token_rewards is None else batch.rewards + token_rewards
     advantages, returns, metrics = _ESTIMATORS[algorithm.advantage](batch, algorithm, rewards)
+    error = _credit_error(batch, algorithm, rewards)
     if algorithm.whiten:
-        trained = batch.loss_mask
         # Untrained action tokens reach no loss; 0 is safer there than a number on another scale.
-        advantages = masked_whiten(advantages, trained)
-    metrics = {**_summary(batch, algorithm, advantages, returns), **metrics}
+        advantages = masked_whiten(advantages, batch.loss_mask, error=error)
+    metrics = {**_summary(batch, algorithm, advantages, returns, error=error), **metrics}
     return batch.replace(advantages=advantages, returns=returns), metrics
 
 
@@ -98,6 +95,7 @@ def _group(estimator: Callable[..., tuple[Tensor, Tensor]]) -> Callable[[Batch, 
             group_ids=batch.group_ids,
             episode_ids=batch.episode_ids,
             counted=batch.loss_mask.any(-1),
+            errors=batch.reward_errors,
             singleton=algorithm.singleton,
         )
         return advantages, returns, {}
@@ -128,6 +126,7 @@ def _gigpo(batch: Batch, algorithm: Algorithm, rewards: Tensor) -> Estimate:
         turn_ids=batch.turn_ids,
         episode_ids=batch.episode_ids,
         counted=batch.loss_mask.any(-1),
+        errors=batch.reward_errors,
         singleton=algorithm.singleton,
     )
     return advantages, returns, {"gigpo/turns_with_peers": peers}
@@ -177,13 +176,26 @@ def _check_inputs(batch: Batch, algorithm: Algorithm, token_rewards: Tensor | No
         )
 
 
-def _summary(batch: Batch, algorithm: Algorithm, advantages: Tensor, returns: Tensor) -> dict[str, float]:
+def _credit_error(batch: Batch, algorithm: Algorithm, rewards: Tensor) -> Tensor:
+    """How far rounding may have moved an advantage."""
+    errors = batch.reward_errors
+    if errors is not None and rewards is not batch.rewards:  # rewards of single tokens were added, and rounded
+        errors = errors + rounding_errors(rewards)
+    lay = build_layout(batch.response_mask, turn_ids=batch.turn_ids, episode_ids=batch.episode_ids)
+    values, bootstrap = (batch.values, _bootstrap(batch)) if algorithm.needs_critic else (None, None)
+    return credit_error(lay, rewards=rewards, errors=errors, values=values, bootstrap=bootstrap)
+
+
+def _summary(
+    batch: Batch, algorithm: Algorithm, advantages: Tensor, returns: Tensor, *, error: Tensor
+) -> dict[str, float]:
     scored = score_episodes(
         batch.rewards,
         batch.response_mask,
         group_ids=batch.group_ids,
         episode_ids=batch.episode_ids,
         counted=batch.loss_mask.any(-1),
+        errors=batch.reward_errors,
     )
     members = scored.members
     _, first = torch.unique(scored.groups, return_inverse=True)
@@ -204,11 +216,11 @@ def _summary(batch: Batch, algorithm: Algorithm, advantages: Tensor, returns: Te
     if algorithm.needs_critic:
         targets = returns[batch.loss_mask]
         errors = targets - _values(batch)[batch.loss_mask]
-        spread = float(targets.var()) if targets.numel() > 1 else 0.0
+        differ = targets.numel() > 1 and bool((targets.max() - targets.min()).cpu() > 2 * error)
         metrics["critic/return_mean"] = _mean(targets)
         metrics["critic/value_mean"] = _mean(targets - errors)
-        if spread > 0:
-            metrics["critic/explained_variance"] = 1.0 - float(errors.var()) / spread
+        if differ:
+            metrics["critic/explained_variance"] = 1.0 - float(errors.var()) / float(targets.var())
     return metrics
 
 

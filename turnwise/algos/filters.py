@@ -30,6 +30,7 @@ def filter_groups(batch: Batch, cfg: AlgoConfig | Algorithm) -> tuple[Tensor, di
         group_ids=batch.group_ids,
         episode_ids=batch.episode_ids,
         counted=batch.loss_mask.any(-1),
+        errors=batch.reward_errors,
     )
     groups, group = torch.unique(scored.groups, return_inverse=True)
     scores = scored.members.std.new_zeros(groups.shape[0]).scatter(0, group, scored.members.std)

@@ -10,14 +10,13 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from turnwise.algos.advantages import masked_whiten
-from turnwise.algos.layout import build_layout, discounted_suffix_sums
+from turnwise.algos.layout import build_layout, discounted_suffix_sums, float_dtype
+from turnwise.algos.rounding import credit_error, rounding_errors
+from turnwise.algos.rounding import whiten as whiten_tokens
 
 Singleton = Literal["error", "zero"]
 EPS = 1e-6
 """Added to a standard deviation before dividing by it, as GRPO has it."""
-ROUNDING = 2.0**-22
-"""Rewards are float32: sums that differ by no more than this share of what they are sums of are equal."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -25,8 +24,8 @@ class Members:
     """Numbers that belong to groups, with each group's statistics beside them. All tensors are float64 or bool, [E]."""
 
     scores: Tensor
-    magnitudes: Tensor
-    """What the scores are sums of, without signs: how large the parts were."""
+    errors: Tensor
+    """How far rounding may have moved each score."""
     counted: Tensor
     """False: not part of any statistic."""
     size: Tensor
@@ -42,13 +41,14 @@ class Members:
 
 
 def group_statistics(
-    scores: Tensor, groups: Tensor, *, counted: Tensor | None = None, magnitudes: Tensor | None = None
+    scores: Tensor, groups: Tensor, *, counted: Tensor | None = None, errors: Tensor | None = None
 ) -> Members:
     """Each number with the statistics of its group. In float64, so that equal rewards have a variance of exactly 0.
 
     Args:
-        magnitudes: where the numbers are sums of rewards, the sums of those without signs. Equal sums of different
-            float32 numbers differ in their last bits, and a group's variance would be that noise. None: their own.
+        errors: how far rounding may have moved each number. Equal sums of different float32 numbers differ in their
+            last bits; a group whose members differ by no more than that has a standard deviation of 0, because
+            dividing by the noise would make an advantage of it. None: as if the numbers themselves were rounded.
 
     Example:
         >>> group_statistics(torch.tensor([1.0, 3.0, 5.0]), torch.tensor([7, 7, 8])).mean
@@ -57,7 +57,7 @@ def group_statistics(
     _, group = torch.unique(groups, return_inverse=True)
     counted = torch.ones_like(group, dtype=torch.bool) if counted is None else counted
     scores = torch.where(counted, scores.double(), 0.0)
-    magnitudes = torch.where(counted, (scores if magnitudes is None else magnitudes.double()).abs(), 0.0)
+    errors = torch.where(counted, rounding_errors(scores) if errors is None else errors.double(), 0.0)
     zeros = scores.new_zeros(scores.shape[0])  # one slot per group; there are never more groups than members
     size = zeros.index_add(0, group, counted.double())[group]
     mean = zeros.index_add(0, group, scores)[group] / size.clamp(min=1)
@@ -65,9 +65,9 @@ def group_statistics(
     std = (zeros.index_add(0, group, squares)[group] / (size - 1).clamp(min=1)).sqrt()
     low = zeros.scatter_reduce(0, group, torch.where(counted, scores, torch.inf), "amin", include_self=False)[group]
     high = zeros.scatter_reduce(0, group, torch.where(counted, scores, -torch.inf), "amax", include_self=False)[group]
-    noise = ROUNDING * zeros.scatter_reduce(0, group, magnitudes, "amax", include_self=False)[group]
-    std = torch.where(high - low > noise, std, 0.0)
-    return Members(scores=scores, magnitudes=magnitudes, counted=counted, size=size, mean=mean, std=std)
+    error = zeros.scatter_reduce(0, group, errors, "amax", include_self=False)[group]
+    std = torch.where(high - low > 2 * error, std, 0.0)
+    return Members(scores=scores, errors=errors, counted=counted, size=size, mean=mean, std=std)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -90,6 +90,7 @@ def score_episodes(
     group_ids: Tensor,  # [B]
     episode_ids: Tensor | None = None,  # [B]
     counted: Tensor | None = None,  # [B] bool
+    errors: Tensor | None = None,  # [B, T]
 ) -> EpisodeScores:
     """Every episode's return (the sum of its rewards over its rows) and its group's statistics.
 
@@ -106,13 +107,14 @@ def score_episodes(
     if (groups[episode] != group_ids).any():
         row = int((groups[episode] != group_ids).nonzero()[0])
         raise ValueError(f"an episode belongs to one group; the rows of row {row}'s episode name several")
+    errors = torch.where(mask, rounding_errors(rewards, errors), 0.0)
     rewards = torch.where(mask, rewards.double(), 0.0)
     nothing = rewards.new_zeros(number)
     returns = nothing.index_add(0, episode, rewards.sum(-1))
-    magnitudes = nothing.index_add(0, episode, rewards.abs().sum(-1))
+    errors = nothing.index_add(0, episode, errors.sum(-1))
     votes = (mask.any(-1) if counted is None else counted).long()
     counts = votes.new_zeros(number).index_add(0, episode, votes) > 0
-    members = group_statistics(returns, groups, counted=counts, magnitudes=magnitudes)
+    members = group_statistics(returns, groups, counted=counts, errors=errors)
     return EpisodeScores(members=members, groups=groups, episode_of_row=episode)
 
 
@@ -123,6 +125,7 @@ def grpo(
     group_ids: Tensor,  # [B]
     episode_ids: Tensor | None = None,  # [B]
     counted: Tensor | None = None,  # [B]
+    errors: Tensor | None = None,  # [B, T]
     singleton: Singleton = "error",
     normalize_std: bool = True,
 ) -> tuple[Tensor, Tensor]:
@@ -137,8 +140,8 @@ def grpo(
         tensor([[-1., -1.],
                 [ 1.,  1.]])
     """
-    scored = score_episodes(rewards, mask, group_ids=group_ids, episode_ids=episode_ids, counted=counted)
-    advantages = _relative(scored.members, singleton=singleton, normalize_std=normalize_std)
+    scored = score_episodes(rewards, mask, group_ids=group_ids, episode_ids=episode_ids, counted=counted, errors=errors)
+    advantages = distance_from_mean(scored.members, singleton=singleton, normalize_std=normalize_std)
     return _spread(scored, advantages, rewards=rewards, mask=mask)
 
 
@@ -149,6 +152,7 @@ def dr_grpo(
     group_ids: Tensor,  # [B]
     episode_ids: Tensor | None = None,  # [B]
     counted: Tensor | None = None,  # [B]
+    errors: Tensor | None = None,  # [B, T]
     singleton: Singleton = "error",
 ) -> tuple[Tensor, Tensor]:
     """Advantages and returns ([B, T] each): R - group mean (arXiv 2503.20783). See `grpo`."""
@@ -158,6 +162,7 @@ def dr_grpo(
         group_ids=group_ids,
         episode_ids=episode_ids,
         counted=counted,
+        errors=errors,
         singleton=singleton,
         normalize_std=False,
     )
@@ -170,6 +175,7 @@ def rloo(
     group_ids: Tensor,  # [B]
     episode_ids: Tensor | None = None,  # [B]
     counted: Tensor | None = None,  # [B]
+    errors: Tensor | None = None,  # [B, T]
     singleton: Singleton = "error",
 ) -> tuple[Tensor, Tensor]:
     """Advantages and returns ([B, T] each): R minus the mean of the group's other members (arXiv 2402.14740).
@@ -179,10 +185,10 @@ def rloo(
         >>> rloo(rewards, mask, group_ids=torch.tensor([0, 0, 0]))[0].squeeze(1)
         tensor([-3.,  0.,  3.])
     """
-    scored = score_episodes(rewards, mask, group_ids=group_ids, episode_ids=episode_ids, counted=counted)
+    scored = score_episodes(rewards, mask, group_ids=group_ids, episode_ids=episode_ids, counted=counted, errors=errors)
     members = scored.members
     others = members.size / (members.size - 1).clamp(min=1)  # R - mean of the others = n / (n - 1) * (R - mean)
-    advantages = others * _relative(members, singleton=singleton, normalize_std=False)
+    advantages = others * distance_from_mean(members, singleton=singleton, normalize_std=False)
     return _spread(scored, advantages, rewards=rewards, mask=mask)
 
 
@@ -206,8 +212,9 @@ def reinforce_pp(
         tensor([[0.5000, 0.0000, 1.0000]])
     """
     lay = build_layout(mask, turn_ids=turn_ids, episode_ids=episode_ids)
-    returns = lay.put(discounted_suffix_sums(lay.take(rewards), lengths=lay.episode_lengths, decay=gamma))
-    return masked_whiten(returns, mask != 0) if whiten else returns.clone(), returns
+    sums = discounted_suffix_sums(lay.take(rewards), lengths=lay.episode_lengths, decay=gamma)
+    advantages = whiten_tokens(sums, error=credit_error(lay, rewards=rewards)) if whiten else sums
+    return lay.put(advantages, rewards), lay.put(sums, rewards)
 
 
 def gigpo(
@@ -221,6 +228,7 @@ def gigpo(
     turn_ids: Tensor | None = None,  # [B, T]
     episode_ids: Tensor | None = None,  # [B]
     counted: Tensor | None = None,  # [B]
+    errors: Tensor | None = None,  # [B, T]
     singleton: Singleton = "error",
 ) -> tuple[Tensor, Tensor, float]:
     """Advantages and returns ([B, T] each) of GiGPO (arXiv 2505.10978), and the share of turns that had a peer.
@@ -232,28 +240,27 @@ def gigpo(
     Args:
         state_ids: Names the state in which each action token's turn was played; compared within a group.
     """
-    scored = score_episodes(rewards, mask, group_ids=group_ids, episode_ids=episode_ids, counted=counted)
-    episodes = _relative(scored.members, singleton=singleton, normalize_std=True)
+    scored = score_episodes(rewards, mask, group_ids=group_ids, episode_ids=episode_ids, counted=counted, errors=errors)
+    episodes = distance_from_mean(scored.members, singleton=singleton, normalize_std=True)
     lay = build_layout(mask, turn_ids=turn_ids, episode_ids=episode_ids)
-    taken = lay.take(rewards).double()
-    turn_returns, magnitudes = (
-        discounted_suffix_sums(lay.turn_sums(part), lengths=lay.episode_turns, decay=gamma)
-        for part in (taken, taken.abs())
+    turn_returns, turn_errors = (
+        discounted_suffix_sums(lay.turn_sums(lay.take(part)), lengths=lay.episode_turns, decay=gamma)
+        for part in (rewards, rounding_errors(rewards, errors))
     )
     heads = lay.index[lay.turn_starts]
     rows = torch.div(heads, lay.shape[1], rounding_mode="floor")
     pairs = torch.stack([group_ids[rows], state_ids.reshape(-1)[heads]], -1)
     _, states = torch.unique(pairs, dim=0, return_inverse=True)
     counts = scored.members.counted[scored.episode_of_row[rows]]
-    members = group_statistics(turn_returns, states, counted=counts, magnitudes=magnitudes)
-    steps = _relative(members, singleton="zero", normalize_std=True)
-    step_advantages = lay.put(torch.repeat_interleave(steps, lay.turn_lengths).to(rewards.dtype))
+    members = group_statistics(turn_returns, states, counted=counts, errors=turn_errors)
+    steps = distance_from_mean(members, singleton="zero", normalize_std=True)
+    step_advantages = lay.put(torch.repeat_interleave(steps, lay.turn_lengths), rewards)
     advantages, returns = _spread(scored, episodes, rewards=rewards, mask=mask)
     peers = float(((members.size > 1) & members.counted).sum() / members.counted.sum().clamp(min=1))
     return advantages + weight * step_advantages, returns, peers
 
 
-def _relative(members: Members, *, singleton: Singleton, normalize_std: bool) -> Tensor:
+def distance_from_mean(members: Members, *, singleton: Singleton, normalize_std: bool) -> Tensor:
     """Each member's distance from its group's mean, 0 for those that do not count or have no peer: [E]."""
     if singleton == "error" and bool(members.alone.any()):
         number = int(members.alone.sum())
@@ -268,7 +275,7 @@ def _relative(members: Members, *, singleton: Singleton, normalize_std: bool) ->
 
 
 def _spread(scored: EpisodeScores, advantages: Tensor, *, rewards: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-    dtype = rewards.dtype if rewards.dtype == torch.float64 else torch.float32
+    dtype = float_dtype(rewards)
     mask = mask != 0
     returns = scored.spread(scored.members.scores, mask)
     return scored.spread(advantages, mask).to(dtype), returns.to(dtype)

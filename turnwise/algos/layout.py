@@ -38,20 +38,24 @@ class Layout:
         return self.turn_lengths.cumsum(0) - self.turn_lengths
 
     def take(self, tensor: Tensor) -> Tensor:
-        """The action tokens' entries of a [B, T] tensor, in at least float32 where they are floats: [N]."""
-        taken = tensor.reshape(-1).index_select(0, self.index)
-        return taken.float() if taken.dtype in (torch.float16, torch.bfloat16) else taken
+        """The action tokens' entries of a [B, T] tensor, in float64: [N]."""
+        return tensor.reshape(-1).index_select(0, self.index).double()
 
-    def put(self, tokens: Tensor) -> Tensor:
-        """A [B, T] tensor with these [N] entries on the action tokens and 0 elsewhere."""
-        full = tokens.new_zeros(self.shape[0] * self.shape[1])
-        full[self.index] = tokens
+    def put(self, tokens: Tensor, like: Tensor) -> Tensor:
+        """A [B, T] tensor with these [N] entries on the action tokens and 0 elsewhere, as exact as `like`."""
+        full = torch.zeros(self.shape[0] * self.shape[1], dtype=float_dtype(like), device=tokens.device)
+        full[self.index] = tokens.to(full.dtype)
         return full.view(self.shape)
 
     def turn_sums(self, tokens: Tensor) -> Tensor:
         """The sum over each turn's tokens: [M]."""
         turns = torch.repeat_interleave(self.turn_lengths)
         return tokens.new_zeros(self.turn_lengths.shape[0]).index_add_(0, turns, tokens)
+
+
+def float_dtype(tensor: Tensor) -> torch.dtype:
+    """float64 for float64, else float32: what an estimator returns for such an input."""
+    return torch.float64 if tensor.dtype == torch.float64 else torch.float32
 
 
 def build_layout(mask: Tensor, *, turn_ids: Tensor | None = None, episode_ids: Tensor | None = None) -> Layout:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from turnwise.algos.groups import Singleton, group_statistics, score_episodes
 from turnwise.algos.layout import build_layout
+from turnwise.algos.rounding import rounding_errors
 from turnwise.config.schema import ShapingConfig
 from turnwise.data.batch import Batch
 from turnwise.types import Json
@@ -90,6 +91,7 @@ def normalize_rewards(
         group_ids=batch.group_ids,
         episode_ids=batch.episode_ids,
         counted=counted,
+        errors=batch.reward_errors,
     )
     members = scored.members
     if how == "state":
@@ -101,26 +103,31 @@ def normalize_rewards(
         mean, spread = members.mean, members.std
     elif how == "batch":
         everyone = torch.zeros_like(scored.groups)
-        over_all = group_statistics(members.scores, everyone, counted=members.counted, magnitudes=members.magnitudes)
+        over_all = group_statistics(members.scores, everyone, counted=members.counted, errors=members.errors)
         mean, spread = over_all.mean, over_all.std
     else:
         running = running.update(members.scores[members.counted].tolist())
         mean = torch.full_like(members.mean, running.mean)
         spread = torch.full_like(members.std, running.std)
     scale = torch.where(spread > 0, spread + EPS, 1.0) if std else torch.ones_like(spread)
-    changed = _rescale(batch, mean=mean, scale=scale, episode_of_row=scored.episode_of_row)
-    rewards = torch.where(rows[:, None] & batch.response_mask, changed, batch.rewards)
-    return batch.replace(rewards=rewards), running
+    changed, errors = _rescale(batch, mean=mean, scale=scale, episode_of_row=scored.episode_of_row)
+    place = rows[:, None] & batch.response_mask
+    rewards = torch.where(place, changed, batch.rewards)
+    errors = torch.where(place, errors, rounding_errors(batch.rewards, batch.reward_errors))
+    return batch.replace(rewards=rewards, reward_errors=errors), running
 
 
-def _rescale(batch: Batch, *, mean: Tensor, scale: Tensor, episode_of_row: Tensor) -> Tensor:
-    """Rewards divided by their episode's scale, with its mean taken from the episode's last action token: [B, T]."""
+def _rescale(batch: Batch, *, mean: Tensor, scale: Tensor, episode_of_row: Tensor) -> tuple[Tensor, Tensor]:
+    """Rewards divided by their episode's scale, with its mean taken from the episode's last action token, and their
+    errors: [B, T] each. Taking the mean away makes a reward smaller, and its error no smaller."""
     layout = build_layout(batch.response_mask, turn_ids=batch.turn_ids, episode_ids=batch.episode_ids)
     ends = layout.index[layout.episode_lengths.cumsum(0) - 1]
     episodes = episode_of_row[ends // batch.response_mask.shape[1]]
     rewards = torch.where(batch.response_mask, batch.rewards.double(), 0.0).flatten()
     rewards[ends] -= mean[episodes]
-    return (rewards.view(batch.rewards.shape) / scale[episode_of_row][:, None]).to(batch.rewards.dtype)
+    divisor = scale[episode_of_row][:, None]
+    changed = (rewards.view(batch.rewards.shape) / divisor).to(batch.rewards.dtype)
+    return changed, rounding_errors(batch.rewards, batch.reward_errors) / divisor + rounding_errors(changed)
 
 
 class RewardNormalizer:

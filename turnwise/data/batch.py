@@ -44,6 +44,7 @@ class Batch:
     advantages: Tensor | None = None  # [B, T] float32, 0 outside response_mask
     returns: Tensor | None = None  # [B, T] float32, 0 outside response_mask
     old_logprobs: Tensor | None = None  # [B, T] float32: trainer's own before the update. None: logprobs are exact
+    reward_errors: Tensor | None = None  # [B, T] float64: a bound on rewards' rounding (algos/rounding.py)
     weights: Tensor | None = None  # [B, T] float32: each token's share in its mini-batch's loss (algos/reduce.py)
 
     def __post_init__(self) -> None:

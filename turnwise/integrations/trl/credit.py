@@ -9,7 +9,7 @@ from torch import Tensor
 from turnwise.algos.advantages import turn_gae
 from turnwise.algos.algorithm import Algorithm
 from turnwise.algos.estimators import compute_advantages
-from turnwise.algos.groups import EPS, group_statistics
+from turnwise.algos.groups import distance_from_mean, group_statistics, score_episodes
 from turnwise.data.batch import Batch, collate
 from turnwise.data.samples import episode_to_samples
 from turnwise.types import Episode, Sample
@@ -183,11 +183,12 @@ def turn_returns(batch: Batch, *, discount: float, scale: bool) -> tuple[Tensor,
     rows, columns = last.nonzero(as_tuple=True)
     turns = batch.turn_ids[rows, columns]
     peers = batch.group_ids[rows] * (int(turns.max()) + 1) + turns
-    members = group_statistics(returns[rows, columns], peers)
-    centred = members.scores - members.mean
-    if scale:
-        centred = centred / (members.std + EPS)
-    centred = torch.where(members.alone, 0.0, centred).float()
+    scored = score_episodes(
+        batch.rewards, batch.response_mask, group_ids=batch.group_ids, episode_ids=batch.episode_ids
+    )
+    errors = scored.members.errors[scored.episode_of_row[rows]]  # a turn's return holds no more than its episode's
+    members = group_statistics(returns[rows, columns], peers, errors=errors)
+    centred = distance_from_mean(members, singleton="zero", normalize_std=scale)
     width = int(turns.max()) + 1
     table = returns.new_zeros(batch.num_rows * width)
     table[rows * width + turns] = centred.to(table.dtype)

@@ -32,6 +32,7 @@ PER_TOKEN = {
     "advantages": "advantages",
     "returns": "returns",
     "old_logprobs": "old_log_probs",
+    "reward_errors": "reward_errors",
     "weights": "token_weights",
 }
 """Our names of [B, T] tensors, and verl's."""
