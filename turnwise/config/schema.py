@@ -52,6 +52,9 @@ class EmbeddedConfig(Section):
     """Transcripts of a random legal player to imitate first, so that the model knows the format and nothing else."""
     warmstart_epochs: int = Field(default=2, ge=0)
     warmstart_lr: float = Field(default=3e-3, gt=0)
+    warmstart_observations: bool = False
+    """Imitate the environment's messages too, not the replies alone: the model learns what an action does, and still
+    nothing about winning."""
 
 
 class ModelConfig(Section):
@@ -317,6 +320,9 @@ class EvalConfig(Section):
     """Held-out episodes per evaluation."""
     before: bool = True
     after: bool = True
+    baselines: bool | None = None
+    """Play the held-out tasks with a random player, the best blind player and an expert too, where the environment has
+    them. None: for the environments that come with turnwise."""
 
 
 class LogConfig(Section):

@@ -94,6 +94,8 @@ def build_model(config: EmbeddedConfig, tokenizer: Any, *, seed: int) -> nn.Modu
         num_attention_heads=config.num_heads,
         num_key_value_heads=config.num_heads,
         max_position_embeddings=MAX_CONTEXT,
+        # The usual 10000 is for contexts of many thousands; in a few hundred tokens most of its angles hardly turn.
+        rope_parameters={"rope_type": "default", "rope_theta": 500.0},
         # The usual 0.02 suits a width of thousands; at this width attention would hardly see anything for long.
         initializer_range=config.hidden_size**-0.5 * 0.8,
         tie_word_embeddings=False,

@@ -26,7 +26,10 @@ from turnwise.train.policy import Policy, Precision, prepare
 from turnwise.types import Completion, Episode, Message, Status, Task, Turn
 
 logger = logging.getLogger(__name__)
-BATCH_EPISODES = 16
+BATCH_EPISODES = 8
+WARMUP_STEPS = 50
+DECAY_SHARE = 0.3
+"""Of the warm start's steps, the last ones in which the learning rate falls to 0."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -167,17 +170,21 @@ def imitate(model: nn.Module, episodes: Sequence[Episode], *, config: Config, to
     precision = Precision.choose("float32", device=config.train.device)  # no masters here: the model is small
     policy = Policy(model, tokenizer, precision=precision)
     batch = _collate(episodes, tokenizer)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=settings.warmstart_lr, weight_decay=0.0)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=settings.warmstart_lr, betas=(0.9, 0.95), weight_decay=0.0)
     plan: list[torch.Tensor] = []
     for epoch in range(settings.warmstart_epochs):
         generator = torch.Generator().manual_seed(derive_seed(config.seed, "warmstart/order", epoch))
         plan.extend(torch.randperm(batch.num_rows, generator=generator).split(BATCH_EPISODES))
     losses: list[float] = []
     for index, rows in enumerate(plan):
-        rate = settings.warmstart_lr * min(1.0, (index + 1) / 10) * (1.0 - index / len(plan))
+        left = (len(plan) - index) / (DECAY_SHARE * len(plan))
+        rate = settings.warmstart_lr * min(1.0, (index + 1) / WARMUP_STEPS, left)
         for group in optimizer.param_groups:
             group["lr"] = rate
-        part = batch.select(rows).to(precision.device)
+        part = batch.select(rows)
+        if settings.warmstart_observations:
+            part = part.replace(response_mask=part.attention_mask.bool().index_fill(1, torch.tensor(0), False))
+        part = part.to(precision.device)
         loss = -policy.score(part).logprobs.sum() / part.response_mask.sum()
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
