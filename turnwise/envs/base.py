@@ -74,6 +74,9 @@ class BaseEnv(ABC):
     max_turns: int | None = None
     """1 marks a single-turn environment."""
 
+    expert: str = "expert"
+    """What `expert_action` does, in a word or two, for tables."""
+
     @abstractmethod
     def reset(self, seed: int | None = None, **kwargs: Any) -> Any:
         """The first observation, or (observation, info). The same seed and arguments give the same state.
@@ -101,6 +104,10 @@ class BaseEnv(ABC):
     def random_action(self, rng: Random) -> str | None:
         """A random legal action in the current state, for warm starts and `check_env`; None where it knows none."""
         return rng.choice(self.actions) if self.actions else None
+
+    def expert_action(self) -> str | None:
+        """The best action in the current state, for the upper line of a comparison; None where it is not known."""
+        return None
 
     def close(self) -> None:  # noqa: B027 - optional to override
         """Releases everything. May be called twice."""

@@ -35,6 +35,7 @@ class FrozenLake(BaseEnv):
     """
 
     actions = ("left", "down", "right", "up")
+    expert = "shortest path"
 
     def __init__(
         self,
@@ -101,9 +102,18 @@ class FrozenLake(BaseEnv):
 
     def potential(self) -> float:
         """Minus the length of the shortest way to the goal, by the number of cells; -1 where there is none."""
+        return -self._distance(self._cell) / self.size**2
+
+    def expert_action(self) -> str:
+        """A move along a shortest path."""
+        return min(
+            _MOVES, key=lambda move: self._distance((self._cell[0] + _MOVES[move][0], self._cell[1] + _MOVES[move][1]))
+        )
+
+    def _distance(self, cell: Cell) -> int:
         if not self._distances:
             self._distances = _distances(self._rows)
-        return -self._distances.get(self._cell, self.size**2) / self.size**2
+        return self._distances.get(cell, self.size**2)
 
     def _slip(self, action: str) -> str:
         if action not in _MOVES:

@@ -18,6 +18,8 @@ from turnwise.log.events import Evaluated, Event, Notice, RunEnded, RunStarted, 
 
 EIGHTHS = " \u2581\u2582\u2583\u2584\u2585\u2586\u2587\u2588"
 SECONDS_BETWEEN_LINES = 2.0
+BAR = 16
+"""Characters of the bar that stands for 100 %."""
 
 
 class ConsoleSink:
@@ -98,7 +100,7 @@ class ConsoleSink:
         name = next(iter(self._curves), None)
         rows: list[Text | Table] = []
         if event.before is not None or event.after is not None:
-            rows.append(_before_after(event.before, event.after))
+            rows.append(_held_out(event))
         if name is not None and len(self._curves[name]) > 1:
             unicode = (self.console.encoding or "").lower().startswith("utf")
             rows.append(Text(f"\n{name} by step"))
@@ -145,7 +147,8 @@ def evaluated_line(event: Evaluated) -> str:
         ...                          reward=(-0.1, 0.0, 0.1)))
         'evaluation before training: success 11.0 % [8.0 %, 15.0 %], reward 0.000 [-0.100, 0.100], 256 episodes'
     """
-    when = f"at step {event.step}" if event.label == "during" else f"{event.label} training"
+    whens = {"during": f"at step {event.step}", "baseline": f"of the {event.player}"}
+    when = whens.get(event.label, f"{event.label} training")
     success = "" if event.success is None else f"success {_share(event.success)}, "
     low, mean, high = event.reward
     return f"evaluation {when}: {success}reward {mean:.3f} [{low:.3f}, {high:.3f}], {event.episodes} episodes"
@@ -206,22 +209,21 @@ def duration(seconds: float) -> str:
     return f"{whole // 3600} h {whole % 3600 // 60} min"
 
 
-def _before_after(before: Evaluated | None, after: Evaluated | None) -> Table:
-    table = Table(title="held-out tasks (95 % intervals)", title_justify="left", box=None, pad_edge=False)
-    for column in ("", "success", "", "reward", "episodes"):
-        table.add_column(column, justify="left")
-    for event in (before, after):
-        if event is None:
-            continue
+def _held_out(ended: RunEnded) -> Table:
+    shown = [event for event in (ended.before, ended.after, *ended.baselines) if event is not None]
+    counts = "/".join(dict.fromkeys(str(event.episodes) for event in shown))
+    title = f"{counts} held-out tasks (95 % intervals)"
+    table = Table(title=title, title_justify="left", box=None, pad_edge=False)
+    for column in ("", "success", "", "reward"):
+        table.add_column(column, no_wrap=True)
+    for event in shown:
         share = event.success
-        bar = "" if share is None else "#" * round(share[1] * 30)
         low, mean, high = event.reward
         table.add_row(
-            event.label,
-            "-" if share is None else _share(share),
-            bar,
+            event.player if event.label == "baseline" else f"{event.label} training",
+            "-" if share is None else f"{share[1]:.1%} [{100 * share[0]:.1f}, {100 * share[2]:.1f}]".replace("%", " %"),
+            "" if share is None else "#" * round(share[1] * BAR),
             f"{mean:.3f} [{low:.3f}, {high:.3f}]",
-            str(event.episodes),
         )
     return table
 

@@ -37,11 +37,13 @@ class Evaluated:
     """An evaluation on held-out tasks is over. Intervals are 95 %."""
 
     step: int
-    label: Literal["before", "during", "after"]
+    label: Literal["before", "during", "after", "baseline"]
     episodes: int
     success: tuple[float, float, float] | None
     """(low, estimate, high); None where the environment says nothing of success."""
     reward: tuple[float, float, float]
+    player: str = "policy"
+    """Who played; of a baseline, in words."""
 
     def to_json(self) -> dict[str, Json]:
         return {
@@ -50,6 +52,7 @@ class Evaluated:
             "episodes": self.episodes,
             "success": None if self.success is None else list(self.success),
             "reward": [bound if math.isfinite(bound) else None for bound in self.reward],
+            "player": self.player,
         }
 
     @classmethod
@@ -61,6 +64,7 @@ class Evaluated:
             episodes=data["episodes"],
             success=None if data["success"] is None else tuple(data["success"]),
             reward=(-math.inf if low is None else low, estimate, math.inf if high is None else high),
+            player=data.get("player", "policy"),
         )
 
 
@@ -83,6 +87,7 @@ class RunEnded:
     seconds: float
     before: Evaluated | None = None
     after: Evaluated | None = None
+    baselines: tuple[Evaluated, ...] = ()
     interrupted: bool = False
 
 

@@ -84,12 +84,13 @@ def render_report(run: RunReader, *, episodes: int = 6) -> str:
 
 
 def _outcome(summary: Mapping[str, Json]) -> str:
-    found = [Evaluated.from_json(summary[label]) for label in ("before", "after") if summary.get(label)]
+    stored = [*(summary[label] for label in ("before", "after") if summary.get(label)), *summary.get("baselines", [])]
+    found = [Evaluated.from_json(one) for one in stored]
     if not found:
         return ""
     rows = "".join(
-        f"<tr><td>{escape(one.label)}</td><td>{_interval(one.success, percent=True)}</td>"
-        f"<td>{_interval(one.reward)}</td><td>{one.episodes}</td></tr>"
+        f"<tr><td>{escape(one.player if one.label == 'baseline' else one.label)}</td>"
+        f"<td>{_interval(one.success, percent=True)}</td><td>{_interval(one.reward)}</td><td>{one.episodes}</td></tr>"
         for one in found
     )
     head = "<tr><th></th><th>success</th><th>reward</th><th>episodes</th></tr>"

@@ -128,7 +128,7 @@ class EvalResult:
             found["eval/success_high"] = self.success.high
         return found
 
-    def event(self, step: int, label: Literal["before", "during", "after"]) -> Evaluated:
+    def event(self, step: int, label: Literal["before", "during", "after", "baseline"]) -> Evaluated:
         """The result as it is told to consoles and trackers."""
         success = None if self.success is None else (self.success.low, self.success.estimate, self.success.high)
         reward = (self.reward.low, self.reward.estimate, self.reward.high)

@@ -6,7 +6,7 @@ import shutil
 import time
 from collections.abc import Generator as Iterator
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -16,17 +16,20 @@ from turnwise.algos.algorithm import build_algorithm
 from turnwise.algos.kl import KLState
 from turnwise.algos.normalize import RewardNormalizer
 from turnwise.config.schema import Config
+from turnwise.envs.base import EnvError
 from turnwise.generate.hf import HFGenerator
 from turnwise.log.events import Evaluated, Event, Notice, RunEnded, RunStarted, Sink, Sinks, StepDone
 from turnwise.log.store import RunDirectory
 from turnwise.rollout.plan import env_configs
 from turnwise.rollout.proxy import AgentProxy
 from turnwise.seeding import derive_seed
+from turnwise.train import baselines
 from turnwise.train.checkpoint import Checkpoint, latest_checkpoint, write_checkpoint
-from turnwise.train.evaluate import EvalResult, PolicyPlayer, evaluate
+from turnwise.train.evaluate import EvalResult, EvaluationError, PolicyPlayer, evaluate
 from turnwise.train.loop import StepResult, training_step
 from turnwise.train.memory import planned
 from turnwise.train.networks import build_policy, load_policy_tensors, policy_tensors, sampling_model, save_policy
+from turnwise.train.players import PlayerError
 from turnwise.train.setup import choose_setting
 from turnwise.train.update import Learner, TrainingError
 
@@ -144,7 +147,14 @@ class PPOTrainer:
             before, after = self._labelled("before"), self._labelled("after")
             seconds = time.perf_counter() - self._started
             self._emit(
-                RunEnded(path=self.run.path, seconds=seconds, before=before, after=after, interrupted=interrupted)
+                RunEnded(
+                    path=self.run.path,
+                    seconds=seconds,
+                    before=before,
+                    after=after,
+                    baselines=self._baselines(),
+                    interrupted=interrupted,
+                )
             )
             self.proxy.close()
             self._sinks.close()
@@ -160,6 +170,24 @@ class PPOTrainer:
         self.run.write_episodes(self.step, result.episodes, split="eval")
         self._emit(event)
         return result
+
+    def play_baselines(self) -> None:
+        """Plays the held-out tasks with players who learn nothing; the results are stored and told."""
+        try:
+            for baseline, result in baselines.play_baselines(self.config):
+                event = replace(result.event(self.step, "baseline"), player=baseline.label)
+                self.evaluations.append(event)
+                name = baseline.player.name
+                found = {f"baseline/{name}_reward": result.reward.estimate}
+                if result.success is not None:
+                    found[f"baseline/{name}_success"] = result.success.estimate
+                self.run.write_metrics(self.step, found)
+                self._emit(event)
+                if baseline.detail:
+                    message = f"the {baseline.label} {baseline.detail}"
+                    self._note(Notice(kind="baseline", message=message, level="info"))
+        except (EnvError, EvaluationError, PlayerError) as error:
+            self._note(Notice(kind="baselines", message=f"baselines were left out: {error}"))
 
     def save(self) -> Path:
         """Writes a checkpoint of this moment."""
@@ -193,6 +221,8 @@ class PPOTrainer:
             self.run.write_metrics(0, self._warmstart)
         if config.eval.before and self._labelled("before") is None:
             self.evaluate("before")
+        if baselines.wanted(config) and not self.factories and not self._baselines():
+            self.play_baselines()
         if self._last_checkpoint is None:
             self._checkpoint()
         last = self.step >= config.train.steps
@@ -309,6 +339,7 @@ class PPOTrainer:
                 "steps": result.steps,
                 "before": result.before.to_json() if result.before else None,
                 "after": result.after.to_json() if result.after else None,
+                "baselines": [event.to_json() for event in self._baselines()],
                 "seconds": round(result.seconds, 3),
                 "checkpoint": str(result.checkpoint.relative_to(result.path)) if result.checkpoint else None,
             }
@@ -329,6 +360,9 @@ class PPOTrainer:
 
     def _labelled(self, label: str) -> Evaluated | None:
         return next((event for event in self.evaluations if event.label == label), None)
+
+    def _baselines(self) -> tuple[Evaluated, ...]:
+        return tuple(event for event in self.evaluations if event.label == "baseline")
 
     def _refused(self, message: str) -> None:
         self._note(Notice(kind="checkpoint_refused", message=message))
