@@ -7,7 +7,21 @@ from pathlib import Path
 from hypothesis import settings
 
 TESTS = Path(__file__).parent / "tests"
-KERNELS = Path(__file__).parent / "turnwise/generate/blocks/kernels.py"
+PACKAGE = Path(__file__).parent / "turnwise"
+KERNELS = PACKAGE / "generate/blocks/kernels.py"
+VERL = PACKAGE / "integrations/verl"
+IN_VERL = {
+    *(
+        "overrides",
+        "trainer/agent_trainer",
+        "trainer/pace",
+        "trainer/updates",
+        "rollout/agent_loop",
+        "rollout/lockstep",
+    ),
+    *("rollout/queue", "engines/hf_server", "engines/platform", "engines/plugin"),
+}
+"""What registers itself with verl when it is imported, or needs it."""
 
 
 def pytest_ignore_collect(collection_path: Path) -> bool | None:
@@ -15,7 +29,9 @@ def pytest_ignore_collect(collection_path: Path) -> bool | None:
     if collection_path.suffix != ".py" or collection_path.name == "conftest.py":
         return None
     helper = collection_path.is_relative_to(TESTS) and not collection_path.name.startswith("test_")
-    return True if helper or (collection_path == KERNELS and find_spec("triton") is None) else None
+    registers = collection_path in {VERL / f"{name}.py" for name in IN_VERL}
+    no_triton = collection_path == KERNELS and find_spec("triton") is None
+    return True if helper or registers or no_triton else None
 
 
 # The same examples every time, so that a change is what makes a test fail; `make test-search` draws new ones.

@@ -14,9 +14,9 @@ import sys
 import time
 from collections.abc import Sequence
 
-from turnwise.envs.alfworld import AlfWorldEnv, Game, GameMaker, load_games
-from turnwise.envs.alfworld.check import make_engine, wander
-from turnwise.envs.alfworld.rooms import sample_plans
+from turnwise.envs.games.alfworld import AlfWorldEnv, Game, GameMaker, load_games
+from turnwise.envs.games.alfworld.check import make_engine, wander
+from turnwise.envs.games.alfworld.rooms import sample_plans
 
 GAMES, STEPS = 3, 40
 

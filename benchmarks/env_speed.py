@@ -39,7 +39,7 @@ def loop(step: Callable[[], object], seconds: float) -> Rates:
 
 
 def sokoban_engine(seconds: float) -> Rates:
-    from turnwise.envs.sokoban import Board, RoomSpec, make_room
+    from turnwise.envs.games.sokoban import Board, RoomSpec, make_room
 
     board = Board(make_room(RoomSpec(), seed=0))
     rng = random.Random(0)
@@ -80,7 +80,7 @@ def choice(env: Any, rng: random.Random) -> str:
 
 def sokoban(**options: Any) -> Measure:
     def make() -> Any:
-        from turnwise.envs.sokoban import SokobanEnv
+        from turnwise.envs.games.sokoban import SokobanEnv
 
         return SokobanEnv(**options)
 
@@ -163,14 +163,14 @@ def textworld(seconds: float) -> Rates:
 
 
 def math_qa() -> Any:
-    from turnwise.envs.math_qa import MathQAEnv
+    from turnwise.envs.games.math_qa import MathQAEnv
 
     return MathQAEnv(max_tries=4)
 
 
 def web_shop(data: Path | None) -> Callable[[], Any]:
     def make() -> Any:
-        from turnwise.envs.webshop import WebShopEnv
+        from turnwise.envs.games.webshop import WebShopEnv
 
         return WebShopEnv() if data is None else WebShopEnv(products=data / "webshop")
 

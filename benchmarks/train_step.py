@@ -20,11 +20,11 @@ from typing import Any, Literal
 
 import torch
 
-from turnwise.algos.algorithm import build_algorithm
+from turnwise.algos.table import build_algorithm
 from turnwise.config.schema import AlgoConfig, TrainConfig
 from turnwise.data.batch import Batch, collate
+from turnwise.models.policy import Policy, Precision, prepare
 from turnwise.testing.tiny import tiny_model, tiny_tokenizer
-from turnwise.train.policy import Policy, Precision, prepare
 from turnwise.train.update import Learner
 from turnwise.types import Sample
 

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from turnwise.config.store import ConfigStore
-from turnwise.envs.simple_game import SimpleGameEnvironment
+from turnwise.envs.games.simple_game import SimpleGameEnvironment
 from turnwise.integrations.verl import create_trainer
 from turnwise.testing.tiny import tiny_tokenizer
 

@@ -10,11 +10,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import get_args
 
-from turnwise.algos.algorithm import build_algorithm
+from turnwise.algos.table import build_algorithm
 from turnwise.config.load import load_config
 from turnwise.config.schema import AlgorithmName, Config
 from turnwise.integrations.trl.mapping import refuse as refuse_trl
-from turnwise.integrations.verl.settings import refusals as refused_by_verl
+from turnwise.integrations.verl.config.settings import refusals as refused_by_verl
 
 PAGE = Path(__file__).parents[1] / "docs" / "capabilities.md"
 

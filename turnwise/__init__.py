@@ -11,11 +11,11 @@ if TYPE_CHECKING:
     from turnwise.config import Config, ConfigError, ConfigStore, load_config, show_config
     from turnwise.data.batch import Batch
     from turnwise.envs.base import BaseEnv
-    from turnwise.envs.check import check_env
+    from turnwise.envs.games.simple_game import SimpleGameEnvironment
     from turnwise.envs.messages import MultiTurnEnv, SingleTurnEnv, ToolEnv
     from turnwise.envs.registry import list_envs, make_env, register
     from turnwise.envs.rubric import Rubric
-    from turnwise.envs.simple_game import SimpleGameEnvironment
+    from turnwise.evaluate.check_env import check_env
     from turnwise.generate.base import Generator, Sampling
     from turnwise.generate.hf import HFGenerator
     from turnwise.generate.scripted import ScriptedGenerator
@@ -75,11 +75,11 @@ _HOMES = {
     "turnwise.config": ("Config", "ConfigError", "ConfigStore", "load_config", "show_config"),
     "turnwise.data.batch": ("Batch",),
     "turnwise.envs.base": ("BaseEnv",),
-    "turnwise.envs.check": ("check_env",),
+    "turnwise.evaluate.check_env": ("check_env",),
     "turnwise.envs.messages": ("MultiTurnEnv", "SingleTurnEnv", "ToolEnv"),
     "turnwise.envs.registry": ("list_envs", "make_env", "register"),
     "turnwise.envs.rubric": ("Rubric",),
-    "turnwise.envs.simple_game": ("SimpleGameEnvironment",),
+    "turnwise.envs.games.simple_game": ("SimpleGameEnvironment",),
     "turnwise.generate.base": ("Generator", "Sampling"),
     "turnwise.generate.hf": ("HFGenerator",),
     "turnwise.generate.scripted": ("ScriptedGenerator",),

@@ -92,7 +92,7 @@ def train_one(run: Run, *, overrides: Sequence[str], memory_file: Path) -> None:
 def plain_model(folder: Path, gguf: str, where: Path) -> Path:
     """The folder of the same model with expanded weights: expanding takes a minute, and every run would do it again."""
     from turnwise.config.schema import ModelConfig
-    from turnwise.train.policy import load_model, load_tokenizer
+    from turnwise.models.policy import load_model, load_tokenizer
 
     config = ModelConfig(path=str(folder), gguf_file=gguf)
     model: Any = load_model(config)

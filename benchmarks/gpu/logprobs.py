@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from turnwise.train.scoring import chunk_elements, score_states
+from turnwise.models.scoring import chunk_elements, score_states
 
 SIZES = {"SmolLM2-135M": (576, 49152), "Qwen2.5-1.5B": (1536, 151936)}
 Scores = Callable[[nn.Linear, Tensor, Tensor], Tensor]

@@ -1,14 +1,11 @@
 """Multi-turn generation on one GPU: our in-process engine against transformers `generate`, same prompts and lengths.
 
     python benchmarks/gpu/rollout.py --model DIR [--gguf FILE] [--episodes 256 1024] [--turns 5] [--tokens 64]
-                                     [--players 6] [--compile] [--peers generate vllm] [--json FILE]
 
 Every reply has exactly --tokens tokens, log-probs included, and the environment is FrozenLake. `generate` gets the
 conversations that our rollout played, whole, turn after turn in one padded batch, as TRL does without vLLM. Tokens per
 second are generated tokens over the wall time of the whole rollout, the environment's and the tokenizer's included
-for ours and left out for the peers; the best of --repeats counts, and the median is told. Of ours it says too what
-the device did (decode, prefill, or nothing), and for how long the generating process worked. With --players others play
-the episodes beside it.
+for ours and left out for the peers; the best of --repeats counts, and the median is told.
 """
 
 import argparse
@@ -27,7 +24,7 @@ from turnwise.rollout.proxy import AgentProxy
 from turnwise.types import Episode
 
 
-def config_for(episodes: int, *, turns: int, tokens: int, context: int, players: int = 0) -> Config:
+def config_for(episodes: int, *, turns: int, tokens: int, context: int) -> Config:
     groups = GroupsConfig(env_groups=episodes // 8, group_size=8)
     rollout = RolloutConfig(
         train=groups,
@@ -35,7 +32,6 @@ def config_for(episodes: int, *, turns: int, tokens: int, context: int, players:
         max_context=context,
         isolation="inline",
         slots=episodes,
-        players=players,
     )
     env = EnvConfig(name="frozen_lake", options={"size": 4})
     return Config(env=env, rollout=rollout, train=TrainConfig(max_turn=turns))
@@ -46,7 +42,7 @@ def ours(
 ) -> tuple[dict[str, Any], list[Episode]]:
     """Our rollout's figures and the episodes it played."""
     context = options.context
-    config = config_for(episodes, turns=options.turns, tokens=options.tokens, context=context, players=options.players)
+    config = config_for(episodes, turns=options.turns, tokens=options.tokens, context=context)
     generator = HFGenerator(
         model,
         tokenizer,
@@ -74,7 +70,6 @@ def ours(
         figures = {
             "engine": "turnwise",
             "episodes": episodes,
-            "players": options.players,
             "tokens": result.num_tokens,
             "seconds": seconds,
             "tokens_per_second": result.num_tokens / seconds,
@@ -184,7 +179,6 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--context", type=int, default=1024)
     parser.add_argument("--block-steps", type=int, default=8)
-    parser.add_argument("--players", type=int, default=0)
     parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--compile", action="store_true")
     parser.add_argument("--peers", nargs="*", default=["generate"])

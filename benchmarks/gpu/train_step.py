@@ -31,8 +31,8 @@ from train_step import Step, best, make_batch, make_model, our_step, trl_step
 
 from turnwise.config.schema import ModelConfig
 from turnwise.data.batch import Batch
-from turnwise.train.policy import load_model
-from turnwise.train.scoring import head_of, trunk_of
+from turnwise.models.policy import load_model
+from turnwise.models.scoring import head_of, trunk_of
 
 PEERS = ("turnwise", "trl")
 

@@ -12,8 +12,8 @@ from turnwise.config.schema import EnvConfig, RolloutConfig
 from turnwise.envs.actions import write_reply
 from turnwise.envs.base import EnvError
 from turnwise.envs.registry import UnknownEnvError, list_envs, make, make_env
-from turnwise.envs.remote import RemoteEnv
-from turnwise.rollout.workers import ProcessPool
+from turnwise.isolation.processes import ProcessPool
+from turnwise.serve.client import RemoteEnv
 from turnwise.serve.server import EnvServer
 from turnwise.types import Message
 
@@ -103,7 +103,7 @@ def test_hostile_replies_cross_process_and_machine_boundaries() -> None:
         "x" * 100_000,
         "",
         ":",
-        "turnwise.envs.bandit:",
+        "turnwise.envs.games.bandit:",
         "nowhere.py:Env",
     ],
 )

@@ -17,9 +17,9 @@ from turnwise.envs.base import BaseEnv
 from turnwise.envs.registry import make_env
 from turnwise.generate.base import Session
 from turnwise.generate.scripted import ScriptedGenerator
+from turnwise.isolation.pools import open_pool
 from turnwise.rollout.env_state import EnvStateManager
 from turnwise.rollout.proxy import AgentProxy, RolloutResult
-from turnwise.rollout.workers import open_pool
 from turnwise.testing.tiny import tiny_tokenizer
 
 
@@ -55,7 +55,7 @@ def play(*, share: float, marks: Path | None, groups: int = 8, size: int = 4, **
 
 def workers_of(pid: int) -> list[int]:
     found = psutil.Process(pid).children(recursive=True)
-    return [child.pid for child in found if "turnwise.rollout.worker" in " ".join(child.cmdline())]
+    return [child.pid for child in found if "turnwise.isolation.worker" in " ".join(child.cmdline())]
 
 
 def fingerprint(result: RolloutResult) -> dict[str, Any]:
@@ -127,7 +127,7 @@ def test_workers_die_with_a_parent_that_was_killed(tmp_path: Path) -> None:
     code = (
         "import asyncio, os, sys, time\n"
         "from turnwise.config.schema import EnvConfig, RolloutConfig\n"
-        "from turnwise.rollout.workers import ProcessPool\n"
+        "from turnwise.isolation.processes import ProcessPool\n"
         "env = EnvConfig(name='turnwise.testing.faulty:FaultyEnv', options={'share': 1.0, 'faults': ['hang']})\n"
         "async def main():\n"
         "    pool = ProcessPool({'e': env}, RolloutConfig(num_workers=1, reset_timeout=60))\n"
@@ -246,7 +246,7 @@ class Slow(BaseEnv):
 
 def test_isolation_is_chosen_by_measurement_and_told(caplog: pytest.LogCaptureFixture) -> None:
     slow = EnvConfig(name=f"{__file__}:Slow")
-    with caplog.at_level("INFO", logger="turnwise.rollout.workers"):
+    with caplog.at_level("INFO", logger="turnwise.isolation.measure"):
         cheap = open_pool({"lake": EnvConfig()}, RolloutConfig())
         dear = open_pool({"lake": EnvConfig(), "slow": slow}, RolloutConfig())
         objects = open_pool({"slow": slow}, RolloutConfig(), factories={"slow": lambda: make_env(slow)})
@@ -268,7 +268,8 @@ def test_threads_that_hang_neither_block_the_others_nor_the_end() -> None:
     code = (
         "import asyncio, time\n"
         "from turnwise.config.schema import RolloutConfig\n"
-        "from turnwise.rollout.workers import EnvTimeoutError, LocalPool\n"
+        "from turnwise.envs.base import EnvTimeoutError\n"
+        "from turnwise.isolation.local import LocalPool\n"
         "pool = LocalPool({}, RolloutConfig(), threads=2)\n"
         "async def hang():\n"
         "    try:\n"

@@ -10,11 +10,11 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "unit"))
 
 from train_parts import algorithm, batch, learner
 
-from turnwise.algos.estimators import compute_advantages
+from turnwise.algos.credit import compute_advantages
+from turnwise.models.packing import has_kernel, packed_attention
+from turnwise.models.policy import Policy, Precision, make_critic, make_reference, prepare
+from turnwise.models.scoring import _Fused, _plain
 from turnwise.testing.tiny import tiny_model
-from turnwise.train.packing import has_kernel, packed_attention
-from turnwise.train.policy import Policy, Precision, make_critic, make_reference, prepare
-from turnwise.train.scoring import _Fused, _plain
 from turnwise.train.update import Learner
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")]

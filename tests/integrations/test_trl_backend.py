@@ -4,10 +4,10 @@ import pytest
 import torch
 from trl_parts import ThreeTurns, make_trainer
 
-from turnwise.algos.algorithm import build_algorithm
-from turnwise.algos.estimators import compute_advantages
+from turnwise.algos.credit import compute_advantages
 from turnwise.algos.losses import policy_loss
 from turnwise.algos.reduce import token_weights
+from turnwise.algos.table import build_algorithm
 from turnwise.config.schema import AlgoConfig, Config
 from turnwise.data.batch import collate
 from turnwise.data.samples import episode_to_samples
@@ -15,9 +15,9 @@ from turnwise.envs.registry import make_env
 from turnwise.integrations.trl.mapping import refuse, trl_arguments
 from turnwise.integrations.trl.run import train
 from turnwise.log.store import RunReader
+from turnwise.models.scoring import head_of, hidden_states, token_scores, trunk_of
 from turnwise.rollout.plan import plan_rollout
 from turnwise.testing.tiny import tiny_model, tiny_tokenizer
-from turnwise.train.scoring import head_of, hidden_states, token_scores, trunk_of
 
 pytestmark = pytest.mark.timeout(280)
 
@@ -83,7 +83,7 @@ def test_same_loss_and_gradient_as_the_native_trainer(tmp_path, algo, off_policy
         size = len(row.completion_ids)
         old[place[sample_key(row.sample)], row.start : row.start + size] += noise[index, :size]
     old = old.masked_fill(~batch.response_mask, 0.0)
-    batch = batch.replace(old_logprobs=old, weights=token_weights(batch, algorithm.reduction))
+    batch = batch.replace(old_logprobs=old, weights=token_weights(batch, algorithm))
     hidden = hidden_states(trunk_of(trainer.model), batch)
     logprobs = token_scores(head_of(trainer.model), hidden, batch, temperature=1.0).logprobs
     ours, _ = policy_loss(logprobs, batch, algorithm)
@@ -168,7 +168,6 @@ def test_mini_batches_and_epochs(tmp_path):
         ({"algo": {"name": "grpo", "kl_coef": 0.1, "kl_target": 0.1}}, "algo.kl_target"),
         ({"algo": {"name": "cispo", "reduction": "episode_mean"}}, "cispo is token_mean"),
         ({"rollout": {"window": "last_k"}, "algo": {"name": "grpo", "kl_coef": 0.1}}, "rollout.window"),
-        ({"rollout": {"players": 2}, "algo": {"name": "grpo"}}, "rollout.players"),
         ({"trl": {"learning_rat": 1.0}, "algo": {"name": "grpo"}}, "learning_rat"),
     ],
 )

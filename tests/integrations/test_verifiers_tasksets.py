@@ -5,7 +5,7 @@ import pytest
 vf = pytest.importorskip("verifiers.v1")
 
 from turnwise.integrations.trl.sources import make_source  # noqa: E402
-from turnwise.integrations.verifiers import TasksetEnv  # noqa: E402
+from turnwise.integrations.verifiers.environments import TasksetEnv  # noqa: E402
 from turnwise.types import Message  # noqa: E402
 
 pytestmark = pytest.mark.timeout(240)

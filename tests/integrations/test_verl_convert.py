@@ -8,16 +8,16 @@ from hypothesis import strategies as st
 pytest.importorskip("verl")
 
 from turnwise.algos import build_algorithm, compute_advantages, policy_loss, token_weights
-from turnwise.algos.algorithm import PRESETS
+from turnwise.algos.table import PRESETS
 from turnwise.config.schema import AlgoConfig
 from turnwise.data.batch import Batch, collate
-from turnwise.integrations.verl import losses
-from turnwise.integrations.verl.convert import (
+from turnwise.integrations.verl.rollout.convert import (
     batch_from_dataproto,
     batch_from_tensordict,
     batch_to_dataproto,
     batch_to_tensordict,
 )
+from turnwise.integrations.verl.trainer import losses
 from turnwise.types import Sample
 
 pytestmark = pytest.mark.verl
@@ -180,7 +180,7 @@ def test_the_loss_of_verls_worker_is_the_native_loss(settings_: dict[str, object
     from verl.workers.config import ActorConfig, PolicyLossConfig
     from verl.workers.utils.losses import ppo_loss
 
-    from turnwise.integrations.verl import plugin  # noqa: F401 - registers the losses
+    from turnwise.integrations.verl.engines import plugin  # noqa: F401 - registers the losses
 
     algorithm = build_algorithm(AlgoConfig(**settings_))
     batch, _ = compute_advantages(_scored(), algorithm)
@@ -188,7 +188,7 @@ def test_the_loss_of_verls_worker_is_the_native_loss(settings_: dict[str, object
     logprobs = batch.old_logprobs + 0.3 * torch.randn(batch.input_ids.shape, generator=generator)
 
     ours = logprobs.clone().requires_grad_()
-    weighted = batch.replace(weights=token_weights(batch, algorithm.reduction))
+    weighted = batch.replace(weights=token_weights(batch, algorithm))
     native, _ = policy_loss(ours, weighted, algorithm)
     native.backward()
 

@@ -14,15 +14,15 @@ pytest.importorskip("verl")
 from verl.utils.metric import Metric
 from verl_parts import tiny_folder
 
-from turnwise.algos.algorithm import build_algorithm
+from turnwise.algos.table import build_algorithm
 from turnwise.config.schema import Config, RolloutConfig
 from turnwise.data.batch import Batch, collate
 from turnwise.generate.base import ContextOverflowError, GeneratorError, Sampling, Session
-from turnwise.integrations.verl.generator import ServerEngine, ServerGenerator
-from turnwise.integrations.verl.pace import Pace, PacedTrainingWorker, Pacer, check_paced
-from turnwise.integrations.verl.selection import broken_groups, rewards_on_tokens, step_metrics
-from turnwise.integrations.verl.state import RunState
-from turnwise.rollout.sync import Request
+from turnwise.integrations.verl.rollout.generator import ServerEngine, ServerGenerator
+from turnwise.integrations.verl.trainer.pace import Pace, PacedTrainingWorker, Pacer, check_paced
+from turnwise.integrations.verl.trainer.selection import broken_groups, rewards_on_tokens, step_metrics
+from turnwise.integrations.verl.trainer.state import RunState
+from turnwise.rollout.sync import BatchRequest
 from turnwise.testing.tiny import tiny_tokenizer
 from turnwise.types import Sample
 
@@ -166,7 +166,8 @@ def test_the_batch_engine_keeps_a_session_on_its_server() -> None:
     engine = ServerEngine(_generator(client))
     sampling = Sampling(max_tokens=4)
     requests = [
-        Request(session=Session(key=key, seed=1), ids=(1, 2), new_ids=(2,), sampling=sampling) for key in ("a", "b")
+        BatchRequest(session=Session(key=key, seed=1), ids=(1, 2), new_ids=(2,), sampling=sampling)
+        for key in ("a", "b")
     ]
     engine.generate_sequences(requests)
     engine.generate_sequences(requests[:1])
@@ -178,7 +179,7 @@ def test_the_hf_server_continues_sessions_and_takes_weights(tmp_path: Path) -> N
     from omegaconf import OmegaConf
     from verl.workers.config import RolloutConfig as VerlRolloutConfig
 
-    from turnwise.integrations.verl.hf_server import HFServer
+    from turnwise.integrations.verl.engines.hf_server import HFServer
     from turnwise.testing.tiny import tiny_model
 
     folder = tiny_folder(tmp_path)

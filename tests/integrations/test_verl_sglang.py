@@ -20,7 +20,7 @@ if find_spec("sglang") is None:  # imported in processes of their own alone, wit
 
 from verl_parts import ROOT, check_two_steps, run_python, tiny_config, trained
 
-from turnwise.integrations.verl.generator import stop_pattern
+from turnwise.integrations.verl.rollout.generator import stop_pattern
 from turnwise.testing.tiny import tiny_tokenizer
 
 HERE = ROOT / "tests" / "integrations"

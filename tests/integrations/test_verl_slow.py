@@ -178,8 +178,8 @@ from pathlib import Path
 import torch
 from turnwise.config.schema import Config
 from turnwise.integrations.verl import AgentTrainer
-from turnwise.integrations.verl.custom import _create_verl_config
-from turnwise.integrations.verl.pools import _default_resource_pool, _default_role_mapping
+from turnwise.integrations.verl.trainer.custom import _create_verl_config
+from turnwise.integrations.verl.trainer.pools import _default_resource_pool, _default_role_mapping
 from turnwise.rollout.agents import Agent
 from turnwise.testing.tiny import tiny_tokenizer
 
@@ -231,7 +231,7 @@ def test_rewards_by_the_wrapper(tmp_path: Path, how: str) -> None:
 import json, sys
 from pathlib import Path
 from turnwise.config.schema import Config
-from turnwise.envs.simple_game import SimpleGameEnvironment
+from turnwise.envs.games.simple_game import SimpleGameEnvironment
 from turnwise.integrations.verl import create_trainer
 from turnwise.testing.tiny import tiny_tokenizer
 from turnwise.types import Message
@@ -293,7 +293,7 @@ sys.exit(subprocess.call([sys.executable, "-m", "verl.trainer.main_ppo", *sys.ar
         f"hydra.run.dir={tmp_path}/hydra",
         seconds=600,
         environment={
-            "VERL_USE_EXTERNAL_MODULES": "turnwise.integrations.verl.plugin",
+            "VERL_USE_EXTERNAL_MODULES": "turnwise.integrations.verl.engines.plugin",
             "VERL_FILE_LOGGER_PATH": str(tmp_path / "metrics.jsonl"),
             "ONEDNN_MAX_CPU_ISA": "AVX512_CORE_BF16",
         },

@@ -21,13 +21,13 @@ def kill_scheduler(server: Any) -> None:
 
 def run(path: str, victim: str) -> None:
     """Prints KILLED and a JSON object: the error's class and message, and seconds from the kill to the error."""
-    from turnwise.integrations.verl.cluster import find_placement, start_ray
+    from turnwise.integrations.verl.faults.cluster import find_placement, start_ray
 
     config = Config.model_validate(json.loads(Path(path).read_text()))
     start_ray(find_placement(device="cpu"))
     import ray
 
-    from turnwise.integrations.verl.trainer import AgentTrainer
+    from turnwise.integrations.verl.trainer.agent_trainer import AgentTrainer
 
     trainer = AgentTrainer(config)
     trainer.init_workers()

@@ -93,7 +93,7 @@ TRAIN = """
 import json, sys
 from pathlib import Path
 from turnwise.config.schema import Config
-from turnwise.integrations.verl.run import train
+from turnwise.integrations.verl.trainer.run import train
 config = Config.model_validate(json.loads(Path(sys.argv[1]).read_text()))
 options = json.loads(sys.argv[2])
 if "resume" in options:

@@ -8,17 +8,14 @@ from turnwise.seeding import derive_seed
 
 
 class TwoTurnCredit(BaseEnv):
-    """Two turns. Going right in the first pays 1; the second pays +3 or -3 by a coin that no action moves.
+    """Two turns. Going right in the first pays 1; the second pays +8 or -8 by a coin that no action moves.
 
-    With `terminal` everything is paid at the end, so that the first turn's credit drowns in the coin; otherwise each
-    turn is paid what it earned. Success means that the first turn was right.
+    Where a turn's credit is everything that comes after it, the first turn's drowns in the coin. Success means that
+    the first turn was right.
     """
 
     instruction = "Choose twice."
     actions = ("left", "right")
-
-    def __init__(self, *, terminal: bool) -> None:
-        self.terminal = terminal
 
     def reset(self, seed: int | None = None, *, noise_seed: int = 0, **kwargs: Any) -> str:
         self._noise = Random(derive_seed(seed or 0, "coin", noise_seed))
@@ -28,10 +25,9 @@ class TwoTurnCredit(BaseEnv):
     def step(self, action: str) -> tuple[str, float, bool, dict[str, Any]]:
         if self._first is None:
             self._first = float(action == "right")
-            return "Second.", 0.0 if self.terminal else self._first, False, {"success": self._first == 1.0}
-        coin = 3.0 if self._noise.random() < 0.5 else -3.0
-        reward = coin + (self._first if self.terminal else 0.0)
-        return "Over.", reward, True, {"success": self._first == 1.0}
+            return "Second.", self._first, False, {"success": self._first == 1.0}
+        coin = 8.0 if self._noise.random() < 0.5 else -8.0
+        return "Over.", coin, True, {"success": self._first == 1.0}
 
 
 class Constant(BaseEnv):

@@ -7,9 +7,9 @@ import pytest
 from small_runs import small_config
 
 from turnwise.config.schema import Config, EnvConfig, FormatConfig
-from turnwise.envs.frozen_lake import FrozenLake
+from turnwise.envs.games.frozen_lake import FrozenLake
+from turnwise.evaluate.baselines import BlindPlan, find_baselines, play_baselines, wanted
 from turnwise.log.store import RunReader
-from turnwise.train.baselines import BlindPlan, find_baselines, play_baselines, wanted
 from turnwise.train.run import train
 
 LAKE = {"size": 3, "p": 0.9, "random_goal": True}

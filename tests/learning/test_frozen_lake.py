@@ -6,7 +6,7 @@ from typing import Any
 from small_runs import small_config
 
 from turnwise.config.schema import Config
-from turnwise.envs.frozen_lake import FrozenLake
+from turnwise.envs.games.frozen_lake import FrozenLake
 from turnwise.log.events import Evaluated
 from turnwise.log.store import RunReader
 from turnwise.train.run import train

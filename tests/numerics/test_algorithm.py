@@ -116,7 +116,9 @@ def groups_of(pairs: list[tuple[float, float]]):
 
 
 def kept(pairs, **algo) -> tuple[list[int], dict[str, float]]:
-    rows, metrics = filter_groups(groups_of(pairs), AlgoConfig.model_validate({"name": "grpo", **algo}))
+    rows, metrics = filter_groups(
+        groups_of(pairs), build_algorithm(AlgoConfig.model_validate({"name": "grpo", **algo}))
+    )
     return rows.tolist(), metrics
 
 
@@ -152,5 +154,5 @@ def test_all_dropped_is_an_empty_index(name) -> None:
 def test_the_filter_counts_an_episode_once() -> None:
     """Four rows, two episodes with the same return: nothing to learn, though the rows differ."""
     batch = make_batch([[(1, 1.0)], [(1, 0.0)], [(1, 1.0)]], episodes=[0, 0, 1], first_turns=[0, 1, 0])
-    rows, _ = filter_groups(batch, AlgoConfig(name="grpo", filter="dynamic"))
+    rows, _ = filter_groups(batch, build_algorithm(AlgoConfig(name="grpo", filter="dynamic")))
     assert rows.tolist() == []

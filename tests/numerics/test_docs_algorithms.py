@@ -43,7 +43,7 @@ def test_every_metric_and_check_is_defined() -> None:
         scored, metrics = compute_advantages(batch, algorithm)
         seen |= set(metrics) | set(filter_groups(batch, algorithm)[1])
         ready = scored.replace(
-            weights=token_weights(batch, algorithm.reduction), ref_logprobs=batch.logprobs, old_logprobs=batch.logprobs
+            weights=token_weights(batch, algorithm), ref_logprobs=batch.logprobs, old_logprobs=batch.logprobs
         )
         seen |= set(policy_loss(batch.logprobs, ready, algorithm, entropies=batch.logprobs)[1])
         if algorithm.needs_critic:

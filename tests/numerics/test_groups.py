@@ -133,7 +133,7 @@ def test_equal_returns_of_different_turns_give_exactly_nothing(total, parts, sca
         found, metrics = run(batch, name=name)
         assert per_row(found)[: len(equal)] == [0.0] * len(equal)
         assert metrics["group/zero_variance"] == 1
-    rows, _ = filter_groups(batch, AlgoConfig(name="dapo"))
+    rows, _ = filter_groups(batch, build_algorithm(AlgoConfig(name="dapo")))
     assert rows.tolist() == [len(equal), len(equal) + 1]
 
 

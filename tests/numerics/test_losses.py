@@ -33,7 +33,7 @@ def ready(name: str = "ppo", *, dtype: torch.dtype = torch.float64, **algo: obje
     )
     algorithm = build_algorithm(AlgoConfig.model_validate({"name": name, **algo}))
     batch, _ = compute_advantages(batch, algorithm)
-    weights = token_weights(batch, algorithm.reduction).to(dtype)
+    weights = token_weights(batch, algorithm).to(dtype)
     noise = torch.randn(batch.rewards.shape, generator=torch.Generator().manual_seed(3), dtype=dtype)
     batch = batch.replace(
         weights=weights,
@@ -102,7 +102,10 @@ def test_split_of_batch_adds_up_and_weighing_each_part_alone_would_not() -> None
     assert len(parts) > 1
     summed = sum(float(policy_loss(part.values, part, algorithm)[0]) for part in parts)
     assert summed == pytest.approx(float(whole), abs=1e-6)
-    alone = [part.replace(weights=token_weights(part, "token_mean")) for part in parts]
+    alone = [
+        part.replace(weights=token_weights(part, build_algorithm(AlgoConfig(name="ppo", reduction="token_mean"))))
+        for part in parts
+    ]
     wrong = sum(float(policy_loss(part.values, part, algorithm)[0]) for part in alone) / len(alone)
     assert abs(wrong - float(whole)) > 1e-3  # the test can tell
 

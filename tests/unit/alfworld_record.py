@@ -8,8 +8,8 @@ import json
 import sys
 from pathlib import Path
 
-from turnwise.envs.alfworld.check import digest, follow, make_engine, wander
-from turnwise.envs.alfworld.games import Game, load_games
+from turnwise.envs.games.alfworld.check import digest, follow, make_engine, wander
+from turnwise.envs.games.alfworld.games import Game, load_games
 
 DIGESTS = Path(__file__).with_name("alfworld_digests.json")
 STEPS = 60

@@ -2,10 +2,10 @@
 
 import pytest
 
-from turnwise.envs.alfworld.engine import PlainEngine
-from turnwise.envs.alfworld.pddl import ground_goal, parse_problem
-from turnwise.envs.alfworld.text import NOTHING_HAPPENS
-from turnwise.envs.alfworld.world import build_world
+from turnwise.envs.games.alfworld.engine import PlainEngine
+from turnwise.envs.games.alfworld.pddl import ground_goal, parse_problem
+from turnwise.envs.games.alfworld.text import NOTHING_HAPPENS
+from turnwise.envs.games.alfworld.world import build_world
 
 ROOM = """
 (define (problem room) (:domain alfred)

@@ -13,15 +13,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from turnwise.config.schema import EnvConfig
-from turnwise.envs.adapt import as_env
-from turnwise.envs.alfworld import AlfWorldEnv, Game, GameMaker, check_games, load_games, save_games
-from turnwise.envs.alfworld.check import wander
-from turnwise.envs.alfworld.env import split_games
-from turnwise.envs.alfworld.games import TASKS
-from turnwise.envs.alfworld.planner import find_plan
-from turnwise.envs.alfworld.rooms import HOLDS, LAMP, load_plans, sample_plans
-from turnwise.envs.alfworld.text import NOTHING_HAPPENS
+from turnwise.envs.adapters import as_env
 from turnwise.envs.base import EnvError
+from turnwise.envs.games.alfworld import AlfWorldEnv, Game, GameMaker, check_games, load_games, save_games
+from turnwise.envs.games.alfworld.check import wander
+from turnwise.envs.games.alfworld.env import split_games
+from turnwise.envs.games.alfworld.games import TASKS
+from turnwise.envs.games.alfworld.planner import find_plan
+from turnwise.envs.games.alfworld.rooms import HOLDS, LAMP, load_plans, sample_plans
+from turnwise.envs.games.alfworld.text import NOTHING_HAPPENS
 from turnwise.types import Message
 
 DATA = Path(os.environ.get("TURNWISE_SHARED_DATA") or Path(__file__).parents[3] / "shared" / "data")
@@ -320,7 +320,8 @@ def test_human_wording_falls_back_on_the_template() -> None:
 def test_everything_that_lies_somewhere_has_a_home_and_nothing_heavy_is_imported() -> None:
     assert all(held for held in HOLDS.values())
     code = (
-        "import sys, turnwise.envs.alfworld; print([m for m in ('torch','textworld','alfworld') if m in sys.modules])"
+        "import sys, turnwise.envs.games.alfworld;"
+        "print([m for m in ('torch','textworld','alfworld') if m in sys.modules])"
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     assert out.stdout.strip() == "[]"

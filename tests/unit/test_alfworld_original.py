@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 from alfworld_record import DIGESTS, transcripts
 
-from turnwise.envs.alfworld import AlfWorldEnv, GameMaker, check_games, load_games
-from turnwise.envs.alfworld.check import digest, first_difference, follow, make_engine
-from turnwise.envs.alfworld.planner import find_plan
-from turnwise.envs.alfworld.rooms import load_plans, sample_plans
+from turnwise.envs.games.alfworld import AlfWorldEnv, GameMaker, check_games, load_games
+from turnwise.envs.games.alfworld.check import digest, first_difference, follow, make_engine
+from turnwise.envs.games.alfworld.planner import find_plan
+from turnwise.envs.games.alfworld.rooms import load_plans, sample_plans
 
 DATA = Path(os.environ.get("TURNWISE_SHARED_DATA") or Path(__file__).parents[3] / "shared" / "data") / "alfworld"
 GAMES = DATA / "real_games.jsonl.gz"

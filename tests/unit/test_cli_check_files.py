@@ -29,8 +29,8 @@ def test_levels_pass_and_fail(tmp_path: Path, capsys: pytest.CaptureFixture[str]
 
 
 def test_walkthroughs_of_made_games(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from turnwise.envs.alfworld import GameMaker, save_games
-    from turnwise.envs.alfworld.rooms import sample_plans
+    from turnwise.envs.games.alfworld import GameMaker, save_games
+    from turnwise.envs.games.alfworld.rooms import sample_plans
 
     path = tmp_path / "games.jsonl"
     maker = GameMaker(sample_plans())

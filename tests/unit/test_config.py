@@ -7,11 +7,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from turnwise.config import Config, ConfigError, ConfigStore, list_recipes, load_config, parse_overrides, show_config
-from turnwise.config.dialect_keys import RULES
+from turnwise.config.dialects.keys import RULES
 from turnwise.config.schema import EnvConfig, LogConfig
 from turnwise.config.tree import iter_fields, known_fields, section_of, set_path
 from turnwise.config.yaml_io import dump_yaml, parse_yaml
-from turnwise.envs.simple_game import SimpleGameEnvironment
+from turnwise.envs.games.simple_game import SimpleGameEnvironment
 
 
 def problems_of(source: object, overrides: tuple[str, ...] = ()) -> tuple[str, ...]:

@@ -5,8 +5,8 @@ import shlex
 import pytest
 
 from turnwise.config import Config, ConfigError, load_config
-from turnwise.config.dialect_keys import RULES, Rule
-from turnwise.config.dialects import target_of
+from turnwise.config.dialects.keys import RULES, Rule
+from turnwise.config.dialects.translate import target_of
 from turnwise.config.tree import known_fields
 from turnwise.config.yaml_io import parse_yaml
 

@@ -14,14 +14,14 @@ import numpy as np
 import pytest
 
 from turnwise.config.schema import Config, EnvConfig, TrainConfig
-from turnwise.envs.adapt import TextTurns
-from turnwise.envs.check import check_env
 from turnwise.envs.registry import find_env, list_envs, make, make_env
-from turnwise.integrations.doors import OwnRandom
-from turnwise.integrations.gymnasium import GymnasiumEnv
-from turnwise.integrations.openenv import OpenEnvEnv
-from turnwise.train.players import RandomPlayer, ScriptedPlayer, play_episodes
-from turnwise.train.replay import replay_episode
+from turnwise.envs.text_turns import TextTurns
+from turnwise.evaluate.check_env import check_env
+from turnwise.evaluate.players import RandomPlayer, ScriptedPlayer, play_episodes
+from turnwise.evaluate.replay import replay_episode
+from turnwise.integrations.envs.common import OwnRandom
+from turnwise.integrations.envs.gymnasium import GymnasiumEnv
+from turnwise.integrations.envs.openenv import OpenEnvEnv
 from turnwise.types import Message
 
 DOORS = {"textarena": "textarena", "reasoning_gym": "reasoning-gym", "gem": "gem", "openenv": "openenv"}

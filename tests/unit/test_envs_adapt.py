@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from turnwise.config.schema import EnvConfig
-from turnwise.envs.adapt import as_env
+from turnwise.envs.adapters import as_env
 from turnwise.envs.base import BaseEnv, Env, EnvError
 from turnwise.types import Message, StepResult, Task
 

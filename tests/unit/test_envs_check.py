@@ -9,7 +9,7 @@ import pytest
 
 from turnwise.config.schema import EnvConfig
 from turnwise.envs.base import BaseEnv
-from turnwise.envs.check import check_env
+from turnwise.evaluate.check_env import check_env
 from turnwise.types import Message, Observation, StepResult, Task
 
 COUNTER = itertools.count()

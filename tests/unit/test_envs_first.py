@@ -13,12 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from turnwise.config.schema import EnvConfig
-from turnwise.envs.bandit import Bandit
-from turnwise.envs.check import check_env
-from turnwise.envs.countdown import Countdown
-from turnwise.envs.countdown_math import ArithmeticSyntaxError, evaluate
-from turnwise.envs.frozen_lake import FrozenLake
-from turnwise.envs.simple_game import SimpleGameEnvironment
+from turnwise.envs.games.bandit import Bandit
+from turnwise.envs.games.countdown import Countdown
+from turnwise.envs.games.countdown_math import ArithmeticSyntaxError, evaluate
+from turnwise.envs.games.frozen_lake import FrozenLake
+from turnwise.envs.games.simple_game import SimpleGameEnvironment
+from turnwise.evaluate.check_env import check_env
 
 GAMES: list[tuple[str, dict[str, Any]]] = [
     ("bandit", {}),

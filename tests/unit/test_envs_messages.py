@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 
 from turnwise.config.schema import EnvConfig
 from turnwise.envs import MultiTurnEnv, Rubric, SingleTurnEnv, ToolEnv, check_env
-from turnwise.envs.adapt import as_env
-from turnwise.envs.aio import run_sync
+from turnwise.envs.adapters import as_env
 from turnwise.envs.base import Env, EnvError
+from turnwise.envs.data_rows import RowSplits
 from turnwise.envs.messages import is_multi_turn
-from turnwise.envs.rows import RowSplits
-from turnwise.envs.tool_calls import make_tool, parse_tool_calls, read_docstring, run_tool
+from turnwise.envs.tools.calls import make_tool, parse_tool_calls, read_docstring, run_tool
+from turnwise.procs.coroutines import run_sync
 from turnwise.types import Message, StepResult, ToolCall
 
 ROWS = [{"question": f"What is {i} + {i}?", "answer": str(2 * i)} for i in range(40)]

@@ -10,8 +10,8 @@ import pytest
 from turnwise.config.schema import EnvConfig
 from turnwise.envs import registry
 from turnwise.envs.base import BaseEnv
-from turnwise.envs.frozen_lake import FrozenLake
-from turnwise.envs.simple_game import SimpleGameEnvironment
+from turnwise.envs.games.frozen_lake import FrozenLake
+from turnwise.envs.games.simple_game import SimpleGameEnvironment
 
 FIRST = {"bandit", "frozen_lake", "countdown", "simple_game"}
 
@@ -33,10 +33,10 @@ def test_names_of_the_first_environments() -> None:
     [
         ("frozen_lak", "did you mean frozen_lake"),
         ("zzz", "there are .*bandit.*module:Class"),
-        ("turnwise.envs.bandit:Bandits", "did you mean Bandit"),
+        ("turnwise.envs.games.bandit:Bandits", "did you mean Bandit"),
         ("no_such_file.py:Env", "there is no file"),
         ("no.such:Env", "no module 'no'; is it installed"),
-        ("turnwise.envs.bandit:_TRAIN_ARMS", "class or a function"),
+        ("turnwise.envs.games.bandit:_TRAIN_ARMS", "class or a function"),
     ],
 )
 def test_unknown_names(name: str, message: str) -> None:
@@ -99,7 +99,7 @@ def test_environments_from_a_file(tmp_path: Path) -> None:
 
 
 def test_entry_points_of_other_packages(tmp_path: Path) -> None:
-    (tmp_path / "other_envs.py").write_text("from turnwise.envs.bandit import Bandit as Other\n")
+    (tmp_path / "other_envs.py").write_text("from turnwise.envs.games.bandit import Bandit as Other\n")
     info = tmp_path / "other_envs-1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: other-envs\nVersion: 1.0\n")
@@ -117,7 +117,7 @@ def test_entry_points_of_other_packages(tmp_path: Path) -> None:
 def test_listing_imports_nothing_heavy() -> None:
     code = (
         "import sys; from turnwise.envs.registry import list_envs; list_envs()\n"
-        "print([m for m in ('torch', 'gymnasium', 'transformers', 'turnwise.envs.bandit') if m in sys.modules])"
+        "print([m for m in ('torch', 'gymnasium', 'transformers', 'turnwise.envs.games.bandit') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

@@ -10,7 +10,7 @@ from test_generate_blocks import make, talk
 from turnwise.generate.base import Sampling, Session
 from turnwise.generate.blocks.launched import Launched
 from turnwise.generate.hf import HFGenerator
-from turnwise.rollout.loop import EventLoop
+from turnwise.procs.event_loop import EventLoop
 from turnwise.types import Completion
 
 

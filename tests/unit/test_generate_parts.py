@@ -15,10 +15,10 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
 from turnwise.generate.base import Sampling
-from turnwise.generate.passes import attention_lengths, exact_lengths
 from turnwise.generate.sampling import draw, truncate, uniform
 from turnwise.generate.scheduler import Scheduler, SessionState, chunks
-from turnwise.generate.slots import SlotCache, SlotView
+from turnwise.generate.slots.cache import SlotCache, SlotView
+from turnwise.generate.slots.passes import attention_lengths, exact_lengths
 from turnwise.generate.stops import StopChecker, end_ids
 from turnwise.testing.tiny import tiny_tokenizer
 

@@ -1,14 +1,12 @@
-"""Prompts in passes: every token in one block, every draw at its place, and a tape that gives each request its own."""
+"""Prompts in passes: every token in one block, and every draw at its place."""
 
-import numpy as np
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from turnwise.generate.blocks.cache import PackedCache
 from turnwise.generate.blocks.prefill import PREFILL_BLOCK, Prefill, PrefillBuffers, pack, size_for
 from turnwise.generate.blocks.staging import Staging
-from turnwise.generate.blocks.tape import Tape
 
 STAGING = Staging(torch.device("cpu"))
 
@@ -80,34 +78,3 @@ def test_a_pass_has_room_for_every_draw() -> None:
     item = Prefill(slot=0, start=0, ids=[1, 2], final=True, twins=tuple(range(1, 40)))
     assert size_for([item]) >= 40 * PREFILL_BLOCK
     assert pack([item], 16384) == [[item]]
-
-
-@settings(max_examples=60, deadline=None)
-@given(data=st.data())
-def test_the_tape_gives_every_request_its_own_tokens(data: st.DataObject) -> None:
-    """Requests begin and end in any block, some are read block by block: each gets what was drawn for it, in order."""
-    slots = data.draw(st.integers(1, 4))
-    tape = Tape(slots)
-    said: dict[int, list[int]] = {}  # slot -> what its request was drawn and not given yet
-    token = 0
-    for _ in range(data.draw(st.integers(1, 60))):
-        steps = data.draw(st.integers(1, 9))
-        begins = np.array([slot not in said and data.draw(st.booleans()) for slot in range(slots)])
-        for slot in begins.nonzero()[0].tolist():
-            said[slot] = []
-        ids = np.full((steps, slots), -1, dtype=np.int32)
-        for slot in range(slots):  # a slot without a request may still draw: its request was left
-            for step in range(data.draw(st.integers(0, steps))):
-                ids[step, slot] = token = token + 1
-                if slot in said:
-                    said[slot].append(token)
-        live = np.array([slot in said for slot in range(slots)])
-        tape.append(ids, -ids.astype(np.float32), begins=begins, live=live)
-        read = data.draw(st.lists(st.sampled_from(sorted(said)), unique=True)) if said else []
-        for slot, (found, logprobs) in zip(read, tape.take(read), strict=True):
-            assert found == said[slot]
-            assert logprobs == [-float(number) for number in found]
-            if data.draw(st.booleans()):
-                del said[slot]  # it is over
-            else:
-                said[slot] = []

@@ -9,7 +9,7 @@ from rollout_parts import CountEnv, config_for, says
 from turnwise.config.load import list_recipes, load_config
 from turnwise.config.schema import Config, EnvConfig
 from turnwise.data.samples import episode_to_samples
-from turnwise.envs.frozen_lake import FrozenLake
+from turnwise.envs.games.frozen_lake import FrozenLake
 from turnwise.envs.registry import make_env
 from turnwise.rollout.proxy import AgentProxy
 from turnwise.testing.tiny import tiny_tokenizer

@@ -15,10 +15,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from turnwise.envs.base import EnvError
-from turnwise.envs.check import check_env
-from turnwise.envs.math_answers import final_answer, is_right, normal_form
-from turnwise.envs.math_data import Question, backward_questions, load_questions, questions_of
-from turnwise.envs.math_qa import MathQAEnv
+from turnwise.envs.games.math_answers import final_answer, is_right, normal_form
+from turnwise.envs.games.math_data import Question, backward_questions, load_questions, questions_of
+from turnwise.envs.games.math_qa import MathQAEnv
+from turnwise.evaluate.check_env import check_env
 
 DATA = Path(os.environ.get("TURNWISE_SHARED_DATA", Path(__file__).parents[3] / "shared" / "data")) / "math"
 

@@ -6,8 +6,8 @@ import pytest
 
 from turnwise.config.schema import Config, EnvConfig, FormatConfig, TrainConfig
 from turnwise.envs.base import BaseEnv
-from turnwise.train.players import RandomPlayer, ScriptedPlayer, play_episodes
-from turnwise.train.replay import replay_episode
+from turnwise.evaluate.players import RandomPlayer, ScriptedPlayer, play_episodes
+from turnwise.evaluate.replay import replay_episode
 from turnwise.types import Episode, Message, Status
 
 LAKE = Config(env=EnvConfig(name="frozen_lake", options={"is_slippery": True}), train=TrainConfig(max_turn=3))
@@ -94,7 +94,7 @@ def test_an_environment_that_now_fails_is_a_difference() -> None:
         def step(self, action: str) -> tuple[str, float, bool, dict[str, object]]:
             raise RuntimeError("the die fell off the table")
 
-    from turnwise.envs.adapt import as_env
+    from turnwise.envs.adapters import as_env
 
     found = replay_episode(episode, config, factory=lambda: as_env(Broken(), config=config.env, name="dice"))
     assert found is not None

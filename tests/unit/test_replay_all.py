@@ -7,12 +7,13 @@ from pathlib import Path
 import pytest
 
 from turnwise.config.schema import Config, EnvConfig, RolloutConfig, TrainConfig
-from turnwise.envs.adapt import TextTurns
-from turnwise.envs.check import check_env
+from turnwise.envs.base import hint_of
 from turnwise.envs.registry import find_env, list_envs
+from turnwise.envs.text_turns import TextTurns
+from turnwise.evaluate.check_env import check_env
+from turnwise.evaluate.players import ScriptedPlayer, Situation, play_episodes
+from turnwise.evaluate.replay import read_episodes, replay_episode
 from turnwise.serve.server import EnvServer
-from turnwise.train.players import ScriptedPlayer, Situation, play_episodes
-from turnwise.train.replay import read_episodes, replay_episode
 
 BEHIND_DOORS = {
     "gymnasium": ("gymnasium:Taxi", "gymnasium:FrozenLake", "gymnasium:Blackjack", "gymnasium:CartPole"),
@@ -58,7 +59,7 @@ def config_of(name: str, served: str) -> EnvConfig:
 def say(situation: Situation) -> str:
     """Mostly legal, sometimes not: both must replay."""
     if isinstance(situation.env, TextTurns) and situation.rng.random() < 0.85:
-        return situation.env.random_reply(situation.rng)
+        return hint_of(situation.env, "random", situation.rng.getrandbits(32)) or "nothing"
     word = situation.rng.choice(("7", "yes", "", "<answer>", "<think></think><answer>right</answer>"))
     return f"<think></think><answer>{word}</answer>" if situation.rng.random() < 0.5 else word
 

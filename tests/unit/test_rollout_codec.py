@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from turnwise.rollout.codec import EncodeCache, byte_table, table_decode
-from turnwise.rollout.render import Renderer
+from turnwise.chat.codec import EncodeCache, byte_table, table_decode
+from turnwise.chat.render import Renderer
 from turnwise.testing.tiny import tiny_tokenizer
 
 GGUF_DECODER = decoders.Sequence(

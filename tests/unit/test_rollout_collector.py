@@ -5,8 +5,8 @@ import weakref
 
 import pytest
 
-from turnwise.rollout import collector
-from turnwise.rollout.collector import calm_collector
+from turnwise.procs import garbage as collector
+from turnwise.procs.garbage import calm_collector
 
 
 class Node:

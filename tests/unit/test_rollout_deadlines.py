@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from turnwise.rollout.deadlines import Deadlines
+from turnwise.procs.deadlines import Deadlines
 
 
 def test_only_who_is_late_is_told_so() -> None:

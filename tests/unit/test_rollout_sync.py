@@ -8,7 +8,7 @@ from rollout_parts import CountEnv, Faulty, config_for, raises, says
 from turnwise.rollout.agents import Agent, agent_class, register_agent
 from turnwise.rollout.env_state import EnvStateManager
 from turnwise.rollout.proxy import AgentProxy
-from turnwise.rollout.sync import Request, SyncMultiTurnRollout
+from turnwise.rollout.sync import BatchRequest, SyncMultiTurnRollout
 from turnwise.testing.tiny import tiny_tokenizer
 from turnwise.types import Completion, Message
 
@@ -25,7 +25,7 @@ class EchoEngine:
     def max_context(self) -> int:
         return 1000
 
-    def generate_sequences(self, requests: Sequence[Request]) -> Sequence[Completion]:
+    def generate_sequences(self, requests: Sequence[BatchRequest]) -> Sequence[Completion]:
         self.batches.append(len(requests))
         self.seen = [self._tokenizer.decode(list(request.ids)) for request in requests]
         ids = tuple(self._tokenizer.encode("go<|im_end|>"))

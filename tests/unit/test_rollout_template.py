@@ -10,13 +10,13 @@ from chat_templates import FAMILIES, NOT_UNDERSTOOD, OPAQUE
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import turnwise.rollout.shapes
+import turnwise.chat.shapes
+from turnwise.chat.render import Renderer
+from turnwise.chat.template import read_template
 from turnwise.config.schema import RolloutConfig
 from turnwise.generate.base import ContextOverflowError
 from turnwise.rollout.context import ContextManager
 from turnwise.rollout.outputs import LmOutput
-from turnwise.rollout.render import Renderer
-from turnwise.rollout.template import read_template
 from turnwise.testing.tiny import tiny_tokenizer
 from turnwise.types import Completion, Message, ToolCall
 
@@ -170,7 +170,7 @@ def test_a_new_day_is_rendered_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     block = [Message(role="assistant", content="up"), Message(role="user", content="on")]
     window = [Message(role="user", content="hi"), *block]
     assert renderer.extend(before, block, (), key="", end="", window=lambda: window) is not None
-    monkeypatch.setattr(turnwise.rollout.shapes, "datetime", Tomorrow)
+    monkeypatch.setattr(turnwise.chat.shapes, "datetime", Tomorrow)
     assert renderer.extend(before, block, (), key="", end="", window=lambda: window) is None
 
 

@@ -28,14 +28,14 @@ from turnwise.config.schema import (
     RolloutConfig,
     TrainConfig,
 )
-from turnwise.envs.adapt import TextTurns
-from turnwise.envs.base import Env, EnvError, EnvTimeoutError
-from turnwise.envs.check import check_env
+from turnwise.envs.base import Env, EnvError, EnvTimeoutError, hint_of
 from turnwise.envs.registry import make_env
-from turnwise.envs.remote import RemoteEnv, ServerFullError, SessionGoneError
+from turnwise.envs.text_turns import TextTurns
+from turnwise.evaluate.check_env import check_env
 from turnwise.generate.scripted import ScriptedGenerator
 from turnwise.rollout.env_state import EnvStateManager
 from turnwise.rollout.proxy import AgentProxy
+from turnwise.serve.client import RemoteEnv, ServerFullError, SessionGoneError
 from turnwise.serve.server import MAX_BODY, EnvServer
 from turnwise.testing.tiny import tiny_tokenizer
 from turnwise.types import Message, Status
@@ -84,7 +84,7 @@ def test_episodes_are_those_that_are_played_at_home(lake: EnvServer) -> None:
         assert remote.reset(task, 5) == home.reset(task, 5)
         rng = Random(seed)
         while True:
-            reply = Message(role="assistant", content=home.random_reply(rng))
+            reply = Message(role="assistant", content=hint_of(home, "random", rng.getrandbits(32)))
             result = home.step(reply)
             assert remote.step(reply) == result
             if result.done:
@@ -102,7 +102,7 @@ def test_it_keeps_the_contract_of_an_environment(patient: EnvServer) -> None:
     assert isinstance(home, TextTurns)
 
     def player(env: Env, rng: Random) -> str:
-        return home.random_reply(rng)
+        return hint_of(home, "random", rng.getrandbits(32))
 
     home.reset(home.make_task(0, "train"))
     report = check_env(patient.url, seeds=3, player=player)
@@ -163,7 +163,7 @@ def test_lockstep_needs_as_many_sessions_as_episodes() -> None:
 def test_a_client_that_is_killed_leaves_no_session(lake: EnvServer) -> None:
     code = (
         "import sys, time\n"
-        "from turnwise.envs.remote import RemoteEnv\n"
+        "from turnwise.serve.client import RemoteEnv\n"
         "env = RemoteEnv(sys.argv[1])\n"
         "env.reset(env.make_task(0, 'train'))\n"
         "print('ready', flush=True)\n"
@@ -263,7 +263,7 @@ def test_lost_answers_are_asked_for_again(patient: EnvServer) -> None:
     assert remote.reset(task, 1) == home.reset(task, 1)
     rng = Random(0)
     for _ in range(8):
-        reply = Message(role="assistant", content=home.random_reply(rng))
+        reply = Message(role="assistant", content=hint_of(home, "random", rng.getrandbits(32)))
         result = home.step(reply)
         assert remote.step(reply) == result
         if result.done:
@@ -308,7 +308,7 @@ def test_a_hanging_environment_is_killed_on_the_server() -> None:
         with pytest.raises(EnvTimeoutError, match=r"took longer than 0.5 s"):
             reset_often(remote)
         remote.close()
-    assert not any("turnwise.rollout.worker" in " ".join(p.cmdline()) for p in psutil.Process().children())
+    assert not any("turnwise.isolation.worker" in " ".join(p.cmdline()) for p in psutil.Process().children())
 
 
 @pytest.mark.parametrize(

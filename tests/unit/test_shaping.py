@@ -12,11 +12,11 @@ from numpy.typing import NDArray
 from turnwise.algos.normalize import RewardNormalizer, RunningStats, normalize_rewards
 from turnwise.config.schema import EnvConfig, ShapingConfig
 from turnwise.data.batch import Batch, collate
-from turnwise.envs.adapt import TextTurns
-from turnwise.envs.base import EnvError
-from turnwise.envs.frozen_lake import FrozenLake
+from turnwise.envs.base import EnvError, hint_of
+from turnwise.envs.games.frozen_lake import FrozenLake
 from turnwise.envs.registry import make_env
 from turnwise.envs.shaping import shaping_parts
+from turnwise.envs.text_turns import TextTurns
 from turnwise.types import Message, Sample
 
 Floats = NDArray[np.float64]
@@ -114,7 +114,7 @@ def test_the_potential_of_an_episode_telescopes_in_the_environment(seed: int) ->
     start.reset(seed=env.make_task(seed, "train").seed)
     rng, total, terminated = Random(seed), 0.0, False
     while not terminated:
-        result = env.step(Message(role="assistant", content=env.random_reply(rng)))
+        result = env.step(Message(role="assistant", content=hint_of(env, "random", rng.getrandbits(32))))
         assert result.reward_parts["turn_cost"] == -0.25
         total += result.reward_parts["potential"]
         terminated = result.terminated

@@ -10,8 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from turnwise.envs.base import EnvError
-from turnwise.envs.check import check_env
-from turnwise.envs.sokoban import (
+from turnwise.envs.games.sokoban import (
     Board,
     Level,
     LevelError,
@@ -23,10 +22,11 @@ from turnwise.envs.sokoban import (
     read_levels,
     solve,
 )
-from turnwise.envs.sokoban.engine import BOX, DIRECTIONS
-from turnwise.envs.sokoban.rooms import split_of
-from turnwise.envs.sokoban.solver import push_distances
-from turnwise.envs.sokoban.text import BoardText
+from turnwise.envs.games.sokoban.engine import BOX, DIRECTIONS
+from turnwise.envs.games.sokoban.rooms import split_of
+from turnwise.envs.games.sokoban.solver import push_distances
+from turnwise.envs.games.sokoban.text import BoardText
+from turnwise.evaluate.check_env import check_env
 
 DATA = Path(os.environ.get("TURNWISE_SHARED_DATA", Path(__file__).parents[3] / "shared" / "data")) / "sokoban"
 UP, DOWN, LEFT, RIGHT = range(4)

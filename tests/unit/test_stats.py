@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from turnwise.train.stats import (
+from turnwise.evaluate.statistics import (
     mcnemar,
     mean_interval,
     paired_bootstrap,

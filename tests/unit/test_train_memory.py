@@ -5,16 +5,16 @@ from pathlib import Path
 import pytest
 import torch
 
-from turnwise.algos.algorithm import build_algorithm
+from turnwise.algos.table import build_algorithm
 from turnwise.config.schema import AlgoConfig, Config, ModelConfig, RolloutConfig, TrainConfig
 from turnwise.generate.hf import HFGenerator
+from turnwise.models.memory import ModelShape, plan_memory, plan_run, planned
+from turnwise.models.packing import Packed, packed_passes
 from turnwise.testing.tiny import tiny_model, tiny_tokenizer
-from turnwise.train.memory import Shape, plan_memory, plan_run, planned
 from turnwise.train.optim import Masters
-from turnwise.train.packing import Packed, packed_passes
 
 GIB = 2**30
-SMOL = Shape(
+SMOL = ModelShape(
     parameters=135_000_000,
     trained=135_000_000,
     trunk=106_000_000,
@@ -26,7 +26,7 @@ SMOL = Shape(
     vocabulary=49152,
     context=8192,
 )
-QWEN = Shape(
+QWEN = ModelShape(
     parameters=1_544_000_000,
     trained=1_544_000_000,
     trunk=1_544_000_000,
@@ -63,7 +63,7 @@ def test_activations_are_foreseen(kind: str, dtype: torch.dtype) -> None:
     model = tiny_model(
         kind, hidden_size=96, num_layers=4, num_heads=6, num_kv_heads=2, intermediate_size=256, head_dim=16
     )
-    shape = Shape.of(model)
+    shape = ModelShape.of(model)
     Masters(model.parameters(), dtype)
     tokens = 256
     packed = Packed(
@@ -86,19 +86,19 @@ def test_the_cache_is_what_the_generator_allocates() -> None:
     model = tiny_model()
     generator = HFGenerator(model, tiny_tokenizer(), slots=3, max_context=40)
     asyncio.run(generator.generate(Session(key="a", seed=1), [1, 2, 3], Sampling(max_tokens=2)))
-    assert generator.cache_bytes == Shape.of(model).cache_bytes(4, slots=3, context=40)
+    assert generator.cache_bytes == ModelShape.of(model).cache_bytes(4, slots=3, context=40)
 
 
 def test_counts_are_the_models_own() -> None:
     model = tiny_model(tie_word_embeddings=True)
-    shape = Shape.of(model)
+    shape = ModelShape.of(model)
     assert shape.parameters == shape.trained == model.num_parameters()
     assert shape.trunk == sum(p.numel() for p in model.get_decoder().parameters())
-    assert Shape.of(model, rank=2).trained < shape.trained
+    assert ModelShape.of(model, rank=2).trained < shape.trained
 
 
 def test_more_is_given_up_the_less_memory_there_is() -> None:
-    def ways(shape: Shape, gib: float) -> tuple[bool, bool]:
+    def ways(shape: ModelShape, gib: float) -> tuple[bool, bool]:
         plan = plan_memory(
             shape, budget=int(gib * GIB), dtype=torch.bfloat16, slots=256, context=1024, critic="separate"
         )

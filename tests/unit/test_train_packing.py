@@ -9,13 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from train_parts import algorithm, batch, learner, policy, sample
 
-from turnwise.algos.estimators import compute_advantages
+from turnwise.algos.credit import compute_advantages
 from turnwise.config.schema import TrainConfig
 from turnwise.data.batch import Batch, collate
+from turnwise.models import packing
+from turnwise.models.packing import RowLayout, packed_attention, packed_chunks, packed_passes, unpackable
+from turnwise.models.policy import Policy, Precision, make_critic, prepare
 from turnwise.testing.tiny import tiny_model
-from turnwise.train import packing, update
-from turnwise.train.packing import Layout, packed_attention, packed_chunks, packed_passes, unpackable
-from turnwise.train.policy import Policy, Precision, make_critic, prepare
+from turnwise.train import update
 from turnwise.train.update import Learner, choose_packing
 
 KINDS = ["llama", "qwen2", "qwen3"]
@@ -47,7 +48,7 @@ def gradients(ours: Learner) -> torch.Tensor:
 @given(rows=batches(), kind=st.sampled_from(KINDS))
 def test_scores_and_values_are_those_of_the_padded_pass(rows: Batch, kind: str) -> None:
     ours = POLICIES[kind]
-    layout = Layout.of(rows, packed=True)
+    layout = RowLayout.of(rows, packed=True)
     assert layout.packed is not None
     assert layout.packed.input_ids.shape == (1, rows.num_tokens)
     with torch.no_grad():

@@ -8,13 +8,13 @@ import torch
 from torch import nn
 from train_parts import algorithm, batch, learner
 
-from turnwise.algos.estimators import compute_advantages
+from turnwise.algos.credit import compute_advantages
 from turnwise.config.schema import TrainConfig
+from turnwise.models.policy import Policy, Precision, load_model, make_critic, make_reference, prepare
+from turnwise.models.scoring import _plain, _towards_target, score_states
 from turnwise.testing.tiny import tiny_model, tiny_tokenizer
 from turnwise.train.networks import sampling_model, save_policy
 from turnwise.train.optim import Masters, Optimizer
-from turnwise.train.policy import Policy, Precision, load_model, make_critic, make_reference, prepare
-from turnwise.train.scoring import _plain, _towards_target, score_states
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "learning"))
 
@@ -165,7 +165,7 @@ def test_fused_scores_have_the_plain_scores_gradients(
         loss = (weights[0] * logprobs + weights[1] * entropies.square()).sum()
         return (logprobs, entropies), torch.autograd.grad(loss, wanted)
 
-    from turnwise.train import scoring
+    from turnwise.models import scoring
 
     plain = both(lambda: _plain(head, states, targets, temperature, softcap))
     monkeypatch.setattr(scoring, "_plain", None)  # only the fused path may run

@@ -5,9 +5,9 @@ import torch
 from train_parts import batch, policy
 
 from turnwise.data.batch import Batch
+from turnwise.models.policy import Policy, Precision, add_lora, make_critic, make_reference, prepare
+from turnwise.models.scoring import head_of, hidden_states, token_scores, trunk_of
 from turnwise.testing.tiny import tiny_model
-from turnwise.train.policy import Policy, Precision, add_lora, make_critic, make_reference, prepare
-from turnwise.train.scoring import head_of, hidden_states, token_scores, trunk_of
 
 
 def widened(rows: Batch, extra: int) -> Batch:

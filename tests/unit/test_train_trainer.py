@@ -11,14 +11,14 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "learning"))
 
 from small_runs import small_config
 
-from turnwise.algos.estimators import compute_advantages
+from turnwise.algos.credit import compute_advantages
 from turnwise.config.schema import Config
 from turnwise.data.batch import collate
 from turnwise.data.samples import episode_to_samples
 from turnwise.log.store import RunDirectory, RunDirectoryError, RunReader
 from turnwise.train.checkpoint import list_checkpoints, read_checkpoint
-from turnwise.train.loop import check_ledger
 from turnwise.train.run import estimate, train
+from turnwise.train.step import check_ledger
 from turnwise.train.trainer import PPOTrainer
 from turnwise.train.update import TrainingError
 

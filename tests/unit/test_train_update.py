@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from train_parts import algorithm, batch, learner, policy
 
-from turnwise.algos.estimators import compute_advantages
+from turnwise.algos.credit import compute_advantages
 from turnwise.data.batch import Batch
 from turnwise.train.update import Learner, TrainingError
 

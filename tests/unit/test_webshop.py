@@ -13,11 +13,11 @@ pytest.importorskip("bm25s")
 pytest.importorskip("rapidfuzz")
 
 from turnwise.envs.base import EnvError
-from turnwise.envs.check import check_env
-from turnwise.envs.webshop import Goal, ProductError, WebShopEnv, judge, load_shop, read_products
-from turnwise.envs.webshop.catalog import Product, read_product
-from turnwise.envs.webshop.goals import split_goals
-from turnwise.envs.webshop.reward import Score
+from turnwise.envs.games.webshop import Goal, ProductError, WebShopEnv, judge, load_shop, read_products
+from turnwise.envs.games.webshop.catalog import Product, read_product
+from turnwise.envs.games.webshop.goals import split_goals
+from turnwise.envs.games.webshop.reward import Score
+from turnwise.evaluate.check_env import check_env
 
 DATA = Path(os.environ.get("TURNWISE_SHARED_DATA", Path(__file__).parents[3] / "shared" / "data")) / "webshop"
 

@@ -2,11 +2,12 @@
 
 import torch
 
-from turnwise.algos.algorithm import Algorithm, build_algorithm
+from turnwise.algos.algorithm import Algorithm
+from turnwise.algos.table import build_algorithm
 from turnwise.config.schema import AlgoConfig, TrainConfig
 from turnwise.data.batch import Batch, collate
+from turnwise.models.policy import Policy, Precision, make_critic, prepare
 from turnwise.testing.tiny import ModelKind, tiny_model, tiny_tokenizer
-from turnwise.train.policy import Policy, Precision, make_critic, prepare
 from turnwise.train.update import Learner
 from turnwise.types import Sample
 

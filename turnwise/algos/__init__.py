@@ -1,15 +1,22 @@
 """Algorithms as pure functions on tensors: credit assignment, surrogates, reductions, KL and group filters."""
 
-from turnwise.algos.advantages import compute_bi_level_gae_advantage_return, token_gae, turn_gae
-from turnwise.algos.algorithm import PRESETS, Algorithm, build_algorithm
-from turnwise.algos.estimators import compute_advantages
+from turnwise.algos.algorithm import Algorithm
+from turnwise.algos.bi_level_gae import compute_bi_level_gae_advantage_return
+from turnwise.algos.credit import compute_advantages
+from turnwise.algos.dr_grpo import dr_grpo
 from turnwise.algos.filters import filter_groups
-from turnwise.algos.groups import dr_grpo, gigpo, grpo, reinforce_pp, rloo
+from turnwise.algos.gigpo import gigpo
+from turnwise.algos.grpo import grpo
 from turnwise.algos.kl import KLState, kl_estimate, kl_rewards, update_kl
 from turnwise.algos.losses import policy_loss, value_loss
 from turnwise.algos.normalize import RewardNormalizer, normalize_rewards
+from turnwise.algos.ppo import token_gae
 from turnwise.algos.reduce import token_weights
+from turnwise.algos.reinforce_pp import reinforce_pp
+from turnwise.algos.rloo import rloo
 from turnwise.algos.rounding import masked_whiten
+from turnwise.algos.table import PRESETS, build_algorithm
+from turnwise.algos.turn_gae import turn_gae
 
 __all__ = [
     "PRESETS",

@@ -5,13 +5,12 @@ import math
 import torch
 from torch import Tensor
 
-from turnwise.algos.algorithm import Algorithm, build_algorithm
+from turnwise.algos.algorithm import Algorithm
 from turnwise.algos.groups import score_episodes
-from turnwise.config.schema import AlgoConfig
 from turnwise.data.batch import Batch
 
 
-def filter_groups(batch: Batch, cfg: AlgoConfig | Algorithm) -> tuple[Tensor, dict[str, float]]:
+def filter_groups(batch: Batch, algorithm: Algorithm) -> tuple[Tensor, dict[str, float]]:
     """The indices of the rows to keep (ascending, maybe none), and what was dropped.
 
     A group's score is the standard deviation of its episodes' returns.
@@ -23,7 +22,6 @@ def filter_groups(batch: Batch, cfg: AlgoConfig | Algorithm) -> tuple[Tensor, di
 
     Where all groups are dropped the index is empty: the caller decides whether to play more or to skip the step.
     """
-    algorithm = cfg if isinstance(cfg, Algorithm) else build_algorithm(cfg)
     scored = score_episodes(
         batch.rewards,
         batch.response_mask,

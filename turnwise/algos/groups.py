@@ -1,18 +1,18 @@
-"""Advantage estimators that compare an episode with its group: GRPO, Dr.GRPO, RLOO, GiGPO; and REINFORCE++.
+"""What estimators share that compare an episode with its group. None of them has a critic.
 
-None of them has a critic. An episode counts once in every statistic, however many rows it became, and an episode that
-the caller does not count (none of its tokens is trained on) has no say in any: a failure is never a reward of zero.
+An episode counts once in every statistic, however many rows it became, and an episode that the caller does not count
+(none of its tokens is trained on) has no say in any: a failure is never a reward of zero.
 """
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from turnwise.algos.layout import build_layout, discounted_suffix_sums, float_dtype
-from turnwise.algos.rounding import credit_error, rounding_errors
-from turnwise.algos.rounding import whiten as whiten_tokens
+from turnwise.algos.layout import float_dtype
+from turnwise.algos.rounding import rounding_errors
+from turnwise.data.batch import Batch
 
 Singleton = Literal["error", "zero"]
 EPS = 1e-6
@@ -118,146 +118,14 @@ def score_episodes(
     return EpisodeScores(members=members, groups=groups, episode_of_row=episode)
 
 
-def grpo(
-    rewards: Tensor,  # [B, T]
-    mask: Tensor,  # [B, T]
-    *,
-    group_ids: Tensor,  # [B]
-    episode_ids: Tensor | None = None,  # [B]
-    counted: Tensor | None = None,  # [B]
-    errors: Tensor | None = None,  # [B, T]
-    singleton: Singleton = "error",
-    normalize_std: bool = True,
-) -> tuple[Tensor, Tensor]:
-    """Advantages and returns ([B, T] each): (R - group mean) / (group std + 1e-6) on every token of the episode.
-
-    GRPO (arXiv 2402.03300). Without `normalize_std` it is Dr.GRPO's (arXiv 2503.20783): R - group mean, so that easy
-    and hard tasks weigh the same. `returns` hold the episode's return R.
-
-    Example:
-        >>> rewards, mask = torch.tensor([[0.0, 1.0], [0.0, 3.0]]), torch.ones(2, 2, dtype=torch.bool)
-        >>> grpo(rewards, mask, group_ids=torch.tensor([0, 0]), normalize_std=False)[0]
-        tensor([[-1., -1.],
-                [ 1.,  1.]])
-    """
-    scored = score_episodes(rewards, mask, group_ids=group_ids, episode_ids=episode_ids, counted=counted, errors=errors)
-    advantages = distance_from_mean(scored.members, singleton=singleton, normalize_std=normalize_std)
-    return _spread(scored, advantages, rewards=rewards, mask=mask)
-
-
-def dr_grpo(
-    rewards: Tensor,  # [B, T]
-    mask: Tensor,  # [B, T]
-    *,
-    group_ids: Tensor,  # [B]
-    episode_ids: Tensor | None = None,  # [B]
-    counted: Tensor | None = None,  # [B]
-    errors: Tensor | None = None,  # [B, T]
-    singleton: Singleton = "error",
-) -> tuple[Tensor, Tensor]:
-    """Advantages and returns ([B, T] each): R - group mean (arXiv 2503.20783). See `grpo`."""
-    return grpo(
-        rewards,
-        mask,
-        group_ids=group_ids,
-        episode_ids=episode_ids,
-        counted=counted,
-        errors=errors,
-        singleton=singleton,
-        normalize_std=False,
-    )
-
-
-def rloo(
-    rewards: Tensor,  # [B, T]
-    mask: Tensor,  # [B, T]
-    *,
-    group_ids: Tensor,  # [B]
-    episode_ids: Tensor | None = None,  # [B]
-    counted: Tensor | None = None,  # [B]
-    errors: Tensor | None = None,  # [B, T]
-    singleton: Singleton = "error",
-) -> tuple[Tensor, Tensor]:
-    """Advantages and returns ([B, T] each): R minus the mean of the group's other members (arXiv 2402.14740).
-
-    Example:
-        >>> rewards, mask = torch.tensor([[1.0], [3.0], [5.0]]), torch.ones(3, 1, dtype=torch.bool)
-        >>> rloo(rewards, mask, group_ids=torch.tensor([0, 0, 0]))[0].squeeze(1)
-        tensor([-3.,  0.,  3.])
-    """
-    scored = score_episodes(rewards, mask, group_ids=group_ids, episode_ids=episode_ids, counted=counted, errors=errors)
-    members = scored.members
-    others = members.size / (members.size - 1).clamp(min=1)  # R - mean of the others = n / (n - 1) * (R - mean)
-    advantages = others * distance_from_mean(members, singleton=singleton, normalize_std=False)
-    return _spread(scored, advantages, rewards=rewards, mask=mask)
-
-
-def reinforce_pp(
-    rewards: Tensor,  # [B, T]
-    mask: Tensor,  # [B, T]
-    *,
-    gamma: float = 1.0,
-    whiten: bool = True,
-    turn_ids: Tensor | None = None,  # [B, T]
-    episode_ids: Tensor | None = None,  # [B]
-) -> tuple[Tensor, Tensor]:
-    """Advantages and returns ([B, T] each) of REINFORCE++ (arXiv 2501.03262): the discounted sum of what comes after.
-
-    The return of a token is its reward and the discounted rewards of the action tokens after it; the batch's mean and
-    variance over tokens are the baseline (`whiten`). No group is needed.
-
-    Example:
-        >>> rewards, mask = torch.tensor([[0.0, 0.0, 1.0]]), torch.tensor([[True, False, True]])
-        >>> reinforce_pp(rewards, mask, gamma=0.5, whiten=False)[0]
-        tensor([[0.5000, 0.0000, 1.0000]])
-    """
-    lay = build_layout(mask, turn_ids=turn_ids, episode_ids=episode_ids)
-    sums = discounted_suffix_sums(lay.take(rewards), lengths=lay.episode_lengths, decay=gamma)
-    advantages = whiten_tokens(sums, error=credit_error(lay, rewards=rewards)) if whiten else sums
-    return lay.put(advantages, rewards), lay.put(sums, rewards)
-
-
-def gigpo(
-    rewards: Tensor,  # [B, T]
-    mask: Tensor,  # [B, T]
-    *,
-    group_ids: Tensor,  # [B]
-    state_ids: Tensor,  # [B, T]
-    gamma: float,
-    weight: float = 1.0,
-    turn_ids: Tensor | None = None,  # [B, T]
-    episode_ids: Tensor | None = None,  # [B]
-    counted: Tensor | None = None,  # [B]
-    errors: Tensor | None = None,  # [B, T]
-    singleton: Singleton = "error",
-) -> tuple[Tensor, Tensor, float]:
-    """Advantages and returns ([B, T] each) of GiGPO (arXiv 2505.10978), and the share of turns that had a peer.
-
-    GRPO's advantage of the episode, plus `weight` times that of the turn among all turns of the group that were played
-    from the same state: (G - mean) / (std + 1e-6), where G discounts the turns' rewards by `gamma` per turn. A state
-    that was met once says nothing: the turn's part is 0.
-
-    Args:
-        state_ids: Names the state in which each action token's turn was played; compared within a group.
-    """
-    scored = score_episodes(rewards, mask, group_ids=group_ids, episode_ids=episode_ids, counted=counted, errors=errors)
-    episodes = distance_from_mean(scored.members, singleton=singleton, normalize_std=True)
-    lay = build_layout(mask, turn_ids=turn_ids, episode_ids=episode_ids)
-    turn_returns, turn_errors = (
-        discounted_suffix_sums(lay.turn_sums(lay.take(part)), lengths=lay.episode_turns, decay=gamma)
-        for part in (rewards, rounding_errors(rewards, errors))
-    )
-    heads = lay.index[lay.turn_starts]
-    rows = torch.div(heads, lay.shape[1], rounding_mode="floor")
-    pairs = torch.stack([group_ids[rows], state_ids.reshape(-1)[heads]], -1)
-    _, states = torch.unique(pairs, dim=0, return_inverse=True)
-    counts = scored.members.counted[scored.episode_of_row[rows]]
-    members = group_statistics(turn_returns, states, counted=counts, errors=turn_errors)
-    steps = distance_from_mean(members, singleton="zero", normalize_std=True)
-    step_advantages = lay.put(torch.repeat_interleave(steps, lay.turn_lengths), rewards)
-    advantages, returns = _spread(scored, episodes, rewards=rewards, mask=mask)
-    peers = float(((members.size > 1) & members.counted).sum() / members.counted.sum().clamp(min=1))
-    return advantages + weight * step_advantages, returns, peers
+def group_inputs(batch: Batch) -> dict[str, Any]:
+    """What of a batch every group estimator reads, as keywords."""
+    return {
+        "group_ids": batch.group_ids,
+        "episode_ids": batch.episode_ids,
+        "counted": batch.loss_mask.any(-1),
+        "errors": batch.reward_errors,
+    }
 
 
 def distance_from_mean(members: Members, *, singleton: Singleton, normalize_std: bool) -> Tensor:
@@ -274,7 +142,10 @@ def distance_from_mean(members: Members, *, singleton: Singleton, normalize_std:
     return torch.where(members.counted & (members.std > 0), distance, 0.0)
 
 
-def _spread(scored: EpisodeScores, advantages: Tensor, *, rewards: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+def spread_over_tokens(
+    scored: EpisodeScores, advantages: Tensor, *, rewards: Tensor, mask: Tensor
+) -> tuple[Tensor, Tensor]:
+    """One advantage per episode, and its return, on all of its tokens: [B, T] each."""
     dtype = float_dtype(rewards)
     mask = mask != 0
     returns = scored.spread(scored.members.scores, mask)

@@ -3,11 +3,11 @@
 import torch
 from torch import Tensor
 
-from turnwise.algos.algorithm import Reduction
+from turnwise.algos.algorithm import Algorithm, Reduction
 from turnwise.data.batch import Batch
 
 
-def token_weights(batch: Batch, reduction: Reduction, *, norm_tokens: float = 1024.0) -> Tensor:
+def token_weights(batch: Batch, algorithm: Algorithm) -> Tensor:
     """Each token's share in the loss of this mini-batch: [B, T], 0 outside loss_mask.
 
     Call it on the whole mini-batch, store it as `Batch.weights`, then split: loss = sum(weights * per-token loss), so
@@ -28,7 +28,7 @@ def token_weights(batch: Batch, reduction: Reduction, *, norm_tokens: float = 10
         >>> token_weights_of(mask, torch.tensor([0, 0]), "episode_mean")[:, 1]
         tensor([0.2500, 0.2500])
     """
-    return token_weights_of(batch.loss_mask, batch.episode_ids, reduction, norm_tokens=norm_tokens)
+    return token_weights_of(batch.loss_mask, batch.episode_ids, algorithm.reduction, norm_tokens=algorithm.norm_tokens)
 
 
 def token_weights_of(
@@ -36,7 +36,7 @@ def token_weights_of(
     episode_ids: Tensor,  # [B] int64
     reduction: Reduction,
     *,
-    norm_tokens: float = 1024.0,
+    norm_tokens: float = 1.0,
 ) -> Tensor:
     """`token_weights` of bare tensors: [B, T] float32."""
     counts = loss_mask.sum(-1).double()  # [B]

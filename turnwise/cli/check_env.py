@@ -27,8 +27,8 @@ def check_env(
     Settings of the environment may follow, such as --env.options.size 3.
     """
     from turnwise.config import load_config
-    from turnwise.envs.check import check_env as check
     from turnwise.envs.registry import UnknownEnvError, find_env
+    from turnwise.evaluate.check_env import check_beside
 
     try:
         find_env(name)
@@ -37,8 +37,11 @@ def check_env(
     if levels is not None or games is not None or walkthroughs:
         _check_files(find_env(name).name, levels=levels, games=games, walkthroughs=walkthroughs)
         return
-    config = load_config({"env": {"name": name}}, overrides_from(ctx.args)).env
-    report = check(name, seeds=seeds, config=config)
+    config = load_config({"env": {"name": name}}, overrides_from(ctx.args))
+    try:
+        report = check_beside(name, seeds=seeds, config=config.env, limits=config.rollout)
+    except ValueError as error:
+        fail(str(error))
     print(report)
     if not report.ok:
         raise typer.Exit(1)
@@ -54,11 +57,11 @@ def _check_files(name: str, *, levels: Path | None, games: Path | None, walkthro
     """Checks what an environment plays, instead of how it plays it."""
     report: _Report
     if name == "sokoban" and levels is not None and games is None:
-        from turnwise.envs.sokoban import check_levels
+        from turnwise.envs.games.sokoban import check_levels
 
         path, check = levels, check_levels
     elif name == "alfworld" and games is not None and walkthroughs and levels is None:
-        from turnwise.envs.alfworld import check_games
+        from turnwise.envs.games.alfworld import check_games
 
         path, check = games, check_games
     else:

@@ -10,8 +10,8 @@ from turnwise.cli.args import TAKES_OVERRIDES, fail, told_shortly
 from turnwise.cli.sources import Source, played, read_source
 
 if TYPE_CHECKING:
-    from turnwise.train.evaluate import Comparison, EvalResult, PolicyPlayer
-    from turnwise.train.players import Player
+    from turnwise.evaluate.evaluation import Comparison, EvalResult, PolicyPlayer
+    from turnwise.evaluate.players import Player
 
 PLAYERS = "random, openai:URL#MODEL, script:FILE.py:FUNCTION"
 
@@ -37,7 +37,7 @@ def evaluate_command(
 ) -> None:
     """Evaluate a run, a checkpoint, a model or a player: success and reward with 95 % intervals."""
     from turnwise.envs.base import EnvError
-    from turnwise.train.evaluate import EvaluationError, compare, evaluate
+    from turnwise.evaluate.evaluation import EvaluationError, compare, evaluate
 
     source = read_source(ctx.args, env=env)
     if split not in ("val", "train"):
@@ -73,7 +73,7 @@ def describe(result: "EvalResult") -> str:
 
 
 def _player(spec: str | None, source: Source) -> "Player | PolicyPlayer":
-    from turnwise.train.load_player import load_player, load_policy
+    from turnwise.cli.load_player import load_player, load_policy
 
     if spec is None:
         return load_policy(source.config, run=source.run, model=source.model, name=source.name)

@@ -3,16 +3,18 @@
 import contextlib
 import sys
 from collections.abc import Generator, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from turnwise.cli.args import TAKES_OVERRIDES, fail, split_source
-from turnwise.config import load_config
+from turnwise.config import Config, load_config
 
 if TYPE_CHECKING:
-    from turnwise.envs.base import Env
-    from turnwise.types import StepResult
+    from turnwise.config.schema import FormatConfig
+    from turnwise.evaluate.players import Situation
+    from turnwise.types import Episode, Message, Turn
 
 ARROWS = {"\x1b[A": "up", "\x1b[B": "down", "\x1b[C": "right", "\x1b[D": "left"}
 
@@ -30,55 +32,106 @@ def play(
     ] = False,
 ) -> None:
     """Play an environment yourself: turnwise play frozen_lake --env.options.size 4. q gives up."""
-    from turnwise.envs.registry import UnknownEnvError, make_env
+    from turnwise.envs.base import EnvError
+    from turnwise.envs.registry import UnknownEnvError
 
     name, overrides = split_source(ctx.args)
     if name is None:
         fail("name an environment, as in `turnwise play frozen_lake`; `turnwise envs` lists them")
     config = load_config({"env": {"name": name}}, overrides)
     try:
-        env = make_env(config.env, max_turn=config.env.max_turn or 1000)
-    except (UnknownEnvError, ImportError, ValueError) as error:
+        episode = play_game(config, seed=seed, split=split, as_model=as_model)
+    except (UnknownEnvError, ImportError, ValueError, EnvError) as error:
         fail(str(error))
-    try:
-        play_game(env, seed=seed, split=split, as_model=as_model)
-    finally:
-        env.close()
+    if episode is not None and episode.status.failed:
+        fail(f"{episode.status.value}: {episode.error}")
 
 
-def play_game(env: "Env", *, seed: int, split: str, as_model: bool) -> None:
-    """One game on standard input and output."""
-    from turnwise.types import Message
+class GaveUp(Exception):
+    """The person does not want to go on."""
 
-    opening = env.reset(env.make_task(seed, split), noise_seed=seed)
-    for message in opening.messages:
-        print(f"[{message.role}]\n{message.content}\n")
-    total, turns = 0.0, 0
-    while True:
-        said = _ask(env, as_model=as_model)
+
+@dataclass(frozen=True, slots=True)
+class Person:
+    """Somebody at the keyboard, as a player: shown every message, asked for every reply."""
+
+    form: "FormatConfig"
+    as_model: bool
+    name: str = "person"
+
+    async def reply(self, situation: "Situation") -> "Message":
+        from turnwise.rollout.speakers import PlayerError
+        from turnwise.types import Message
+
+        if situation.last is None:
+            for message in situation.messages:
+                print(f"[{message.role}]\n{message.content}\n")
+        else:
+            show_turn(situation.last)
+        said = _ask(await situation.hint("actions"), self.form, as_model=self.as_model)
         if said is None:
-            print(f"\ngiven up after {turns} turns, reward {total:g}")
-            return
-        result = env.step(Message(role="assistant", content=said))
-        turns += 1
-        total += result.reward
-        for message in result.messages:
-            print(f"\n{message.content}")
-        print(_facts(result))
-        if result.done:
-            success = result.info.get("success")
-            word = "" if success is None else " You won." if success else " You lost."
-            print(f"\nover after {turns} turns, reward {total:g}.{word}")
-            return
+            raise PlayerError("given up") from GaveUp(f"given up after {situation.turn} turns")
+        return Message(role="assistant", content=said)
 
 
-def _ask(env: "Env", *, as_model: bool) -> str | None:
-    """The reply, written as a model would have to; None to give up."""
+def play_game(config: Config, *, seed: int, split: str, as_model: bool) -> "Episode | None":
+    """One game on standard input and output; None where it was given up."""
+    from turnwise.evaluate.players import PlayerSpeaker
+    from turnwise.rollout.plan import EpisodePlan
+    from turnwise.rollout.proxy import AgentProxy
+    from turnwise.rollout.speakers import PlayerError
+
+    env = config.env.model_copy(update={"max_turn": config.env.max_turn or 1000})
+    rollout = config.rollout.model_copy(update={"retries": 0})  # nobody wants to type it all again
+    config = config.model_copy(update={"env": env, "rollout": rollout})
+    proxy = AgentProxy(config, split=split, speaker=PlayerSpeaker(Person(env.format, as_model)))
+    try:
+        ((tag, probe),) = proxy.env_state.probes.items()
+        limit = min(limit for limit in (env.max_turn, probe.max_turns) if limit is not None)
+        plan = EpisodePlan(
+            env_id=0,
+            group_id=0,
+            index=0,
+            tag=tag,
+            task=probe.make_task(seed, split),
+            seed=seed,
+            noise_seed=seed,
+            episode_id="play",
+            max_turn=limit,
+        )
+        (episode,) = proxy.play_these([plan])
+    except PlayerError as error:
+        if not isinstance(error.__cause__, GaveUp):
+            raise
+        print(f"\n{error.__cause__}")
+        return None
+    finally:
+        proxy.close()
+    if not episode.status.failed:
+        show_turn(episode.turns[-1])
+        success = episode.turns[-1].info.get("success")
+        word = "" if success is None else " You won." if success else " You lost."
+        print(f"\nover after {len(episode.turns)} turns, reward {episode.reward:g}.{word}")
+    return episode
+
+
+def show_turn(turn: "Turn") -> None:
+    """What came of a reply."""
+    for message in turn.messages:
+        print(f"\n{message.content}")
+    parts = ", ".join(f"{name} {value:g}" for name, value in turn.reward_parts.items() if value)
+    print(f"(reward {turn.reward:g}{': ' + parts if parts else ''})")
+
+
+def _ask(actions: Sequence[str] | None, form: "FormatConfig", *, as_model: bool) -> str | None:
+    """The reply, written as a model would have to; None to give up.
+
+    Args:
+        actions: the legal ones; empty where any text is one, None where the environment does not speak of actions.
+    """
     from turnwise.envs.actions import write_reply
-    from turnwise.envs.adapt import TextTurns
 
-    actions = tuple(env.env.actions) if isinstance(env, TextTurns) else ()
-    if as_model or not isinstance(env, TextTurns):
+    if as_model or actions is None:
         text = _line("your reply> ")
         return None if text in (None, "q") else text
     by_key = {action.casefold(): action for action in actions}
@@ -92,24 +145,19 @@ def _ask(env: "Env", *, as_model: bool) -> str | None:
             if ARROWS.get(key, "") in by_key:
                 action = by_key[ARROWS[key]]
                 print(action)
-                return write_reply([action], env.config.format)
+                return write_reply([action], form)
     text = _line(f"{_choices(actions)}> ")
     if text is None or text == "q":
         return None
     numbered = text.isdigit() and bool(actions) and int(text) < len(actions)
-    pieces = [actions[int(text)]] if numbered else [piece.strip() for piece in text.split(env.config.format.action_sep)]
-    return write_reply(pieces, env.config.format)
+    pieces = [actions[int(text)]] if numbered else [piece.strip() for piece in text.split(form.action_sep)]
+    return write_reply(pieces, form)
 
 
 def _choices(actions: Sequence[str]) -> str:
     if not actions or len(actions) > 20:
         return "your action"
     return ", ".join(f"{index} {action}" for index, action in enumerate(actions))
-
-
-def _facts(result: "StepResult") -> str:
-    parts = ", ".join(f"{name} {value:g}" for name, value in result.reward_parts.items() if value)
-    return f"(reward {result.reward:g}{': ' + parts if parts else ''})"
 
 
 def _line(prompt: str) -> str | None:

@@ -20,8 +20,8 @@ def replay(
     show: Annotated[bool, typer.Option(help="Print the conversation.")] = False,
 ) -> None:
     """Play stored episodes again: same observations and rewards (exit 0), or the first difference (exit 1)."""
+    from turnwise.evaluate.replay import read_episodes, replay_episode
     from turnwise.log.records import RunDirectoryError
-    from turnwise.train.replay import read_episodes, replay_episode
 
     settings = _config(file, config)
     try:

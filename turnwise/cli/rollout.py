@@ -35,11 +35,11 @@ def rollout(
     step: Annotated[int, typer.Option(help="Which training step's tasks.", min=0)] = 0,
 ) -> None:
     """Play episodes of a recipe, config, run or model and store them, one JSON object per line."""
+    from turnwise.cli.load_player import load_player, load_policy
     from turnwise.envs.base import EnvError
+    from turnwise.evaluate.players import play_episodes, with_episodes
     from turnwise.log.metrics import rollout_metrics
     from turnwise.rollout.proxy import AgentProxy, RolloutError
-    from turnwise.train.load_player import load_player, load_policy
-    from turnwise.train.players import play_episodes, with_episodes
 
     source = read_source(ctx.args, env=env)
     if split not in ("val", "train"):

@@ -10,7 +10,7 @@ from turnwise.cli.args import fail, split_source
 from turnwise.config import Config, load_config
 
 if TYPE_CHECKING:
-    from turnwise.rollout.plan import EnvFactory
+    from turnwise.envs.base import EnvFactory
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

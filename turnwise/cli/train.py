@@ -59,13 +59,13 @@ def _config(words: list[str], resume: Path | None, backend: str | None) -> Confi
 
 def _native(config: Config, *, resume: Path | None, estimate: bool) -> None:
     from turnwise.envs.base import EnvError
+    from turnwise.evaluate.evaluation import EvaluationError
     from turnwise.generate.base import GeneratorError
     from turnwise.log.records import RunDirectoryError
     from turnwise.log.trackers import TrackerError
     from turnwise.rollout.proxy import RolloutError
     from turnwise.train import run
     from turnwise.train.checkpoint import CheckpointError
-    from turnwise.train.evaluate import EvaluationError
     from turnwise.train.update import TrainingError
 
     mistakes = (RunDirectoryError, TrackerError, ValueError, ImportError, OSError)
@@ -87,8 +87,8 @@ def _memory(config: Config) -> list[str]:
     """What a run of a given model will use memory for; nothing where the model is the embedded one."""
     if config.model.path is None or config.backend != "native":
         return []
-    from turnwise.algos.algorithm import build_algorithm
-    from turnwise.train.memory import plan_run
+    from turnwise.algos.table import build_algorithm
+    from turnwise.models.memory import plan_run
 
     try:
         return ["memory:", *plan_run(config, build_algorithm(config.algo)).lines()]

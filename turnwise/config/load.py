@@ -7,7 +7,7 @@ from typing import Any, cast
 import yaml
 from pydantic import ValidationError
 
-from turnwise.config.dialects import Translator
+from turnwise.config.dialects.translate import Translator
 from turnwise.config.schema import Config
 from turnwise.config.tree import ConfigError, Tree, is_tree, known_fields, nearest, set_path
 from turnwise.config.yaml_io import dump_yaml, parse_yaml

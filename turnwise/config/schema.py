@@ -180,9 +180,6 @@ class RolloutConfig(Section):
     """Where environments run. auto: inline where a step is cheap (measured), else in worker processes."""
     num_workers: int = Field(default=2, ge=1)
     """Threads or worker processes for environments."""
-    players: int = Field(default=0, ge=0)
-    """Processes that play the episodes of training, environments and templates included, while this one generates. 0:
-    everything happens in one process, which is enough for a few hundred episodes at once."""
     reset_timeout: float = Field(default=60.0, gt=0.0)
     """Seconds for a reset."""
     step_timeout: float = Field(default=30.0, gt=0.0)
@@ -239,6 +236,8 @@ class AlgoConfig(Section):
     """Adapt kl_coef towards this KL. None: fixed."""
     reduction: Literal["token_mean", "episode_mean", "sequence_mean", "token_sum_norm"] | None = None
     """None: the preset's choice."""
+    norm_tokens: float = Field(default=1024.0, gt=0.0)
+    """What token_sum_norm divides by: a constant, as Dr.GRPO has it. It scales the loss, and nothing else."""
     surrogate: Literal["clip", "cispo", "policy_gradient"] | None = None
     """What of the ratio the gradient sees. None: the preset's choice."""
     ratio_level: Literal["token", "sequence"] | None = None

@@ -3,8 +3,8 @@
 from collections.abc import Iterator, MutableMapping
 from typing import Any, cast
 
-from turnwise.config.dialect_keys import RULES, No
-from turnwise.config.dialects import target_of
+from turnwise.config.dialects.keys import RULES, No
+from turnwise.config.dialects.translate import target_of
 from turnwise.config.load import load_config
 from turnwise.config.schema import Config
 from turnwise.config.tree import Tree, get_path, has_path, is_tree, known_fields, nearest, section_of, set_path

@@ -1,0 +1,1 @@
+"""Episodes as training data: samples and batches. No algorithm, no model."""

@@ -4,12 +4,12 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from turnwise.envs.adapt import as_env
+    from turnwise.envs.adapters import as_env
     from turnwise.envs.base import BaseEnv, Env, EnvError
-    from turnwise.envs.check import check_env
     from turnwise.envs.messages import MultiTurnEnv, SingleTurnEnv, ToolEnv
     from turnwise.envs.registry import list_envs, make, make_env, register
     from turnwise.envs.rubric import Rubric
+    from turnwise.evaluate.check_env import check_env
 
 __all__ = [
     "BaseEnv",
@@ -28,23 +28,23 @@ __all__ = [
 ]
 
 _HOMES = {
-    "as_env": "adapt",
-    "BaseEnv": "base",
-    "Env": "base",
-    "EnvError": "base",
-    "check_env": "check",
-    "MultiTurnEnv": "messages",
-    "SingleTurnEnv": "messages",
-    "ToolEnv": "messages",
-    "list_envs": "registry",
-    "make": "registry",
-    "make_env": "registry",
-    "register": "registry",
-    "Rubric": "rubric",
+    "as_env": "turnwise.envs.adapters",
+    "BaseEnv": "turnwise.envs.base",
+    "Env": "turnwise.envs.base",
+    "EnvError": "turnwise.envs.base",
+    "check_env": "turnwise.evaluate.check_env",
+    "MultiTurnEnv": "turnwise.envs.messages",
+    "SingleTurnEnv": "turnwise.envs.messages",
+    "ToolEnv": "turnwise.envs.messages",
+    "list_envs": "turnwise.envs.registry",
+    "make": "turnwise.envs.registry",
+    "make_env": "turnwise.envs.registry",
+    "register": "turnwise.envs.registry",
+    "Rubric": "turnwise.envs.rubric",
 }
 
 
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'turnwise.envs' has no attribute {name!r}")
-    return getattr(importlib.import_module(f"turnwise.envs.{_HOMES[name]}"), name)
+    return getattr(importlib.import_module(_HOMES[name]), name)

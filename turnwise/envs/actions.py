@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from random import Random
 
 from turnwise.config.schema import FormatConfig
 
@@ -111,20 +110,6 @@ def write_reply(actions: Sequence[str], config: FormatConfig, *, think: str = ""
     if config.style == "raw":
         return body
     return (f"<think>{think}</think>" if config.think else "") + f"<answer>{body}</answer>"
-
-
-def random_reply(legal: Sequence[str], config: FormatConfig, rng: Random) -> str:
-    """A well-formed reply with one to `max_actions_per_turn` random legal actions, for warm starts and checks.
-
-    Example:
-        >>> reply = random_reply(("up", "left"), FormatConfig(), Random(0))
-        >>> parse_reply(reply, FormatConfig(), ("up", "left")).valid
-        True
-    """
-    if not legal:
-        raise ValueError("random_reply draws from legal actions, got none; use env.random_action and write_reply")
-    count = rng.randint(1, config.max_actions_per_turn)
-    return write_reply([rng.choice(legal) for _ in range(count)], config)
 
 
 def describe_format(config: FormatConfig, legal: Sequence[str] = (), *, listed: bool = True) -> str:

@@ -1,10 +1,11 @@
 """What an environment is: the internal protocol, and the base class that users write against."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from random import Random
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
-from turnwise.types import Message, Observation, StepResult, Task
+from turnwise.types import Json, Message, Observation, StepResult, Task
 
 
 class EnvError(RuntimeError):
@@ -15,9 +16,13 @@ class EnvTimeoutError(EnvError):
     """The environment did not answer in time. The episode ends as `env_timeout`."""
 
 
+class EnvBusyError(EnvError):
+    """All places of a shared environment are taken; there may be one later."""
+
+
 @runtime_checkable
 class Env(Protocol):
-    """The one protocol that rollouts speak. `turnwise.envs.adapt.as_env` makes any supported object into one."""
+    """The one protocol that rollouts speak. `turnwise.envs.adapters.as_env` makes any supported object into one."""
 
     @property
     def max_turns(self) -> int | None:
@@ -46,11 +51,42 @@ class Env(Protocol):
         ...
 
 
+EnvFactory = Callable[[], Env]
+Hint = Literal["random", "expert", "actions"]
+
+
+@runtime_checkable
+class GivesHints(Protocol):
+    """An environment that can say what a player might do now."""
+
+    def hint(self, what: Hint, seed: int) -> Json:
+        """random: a legal reply in the asked form. expert: the best reply. actions: the legal actions, as a list.
+        None where the environment does not know."""
+        ...
+
+
+def hint_of(env: Env, what: Hint, seed: int) -> Json:
+    """The environment's hint, None where it gives none."""
+    return env.hint(what, seed) if isinstance(env, GivesHints) else None
+
+
+@runtime_checkable
+class SharedEnv(Env, Protocol):
+    """An environment on another machine, with a limited number of places that others want too."""
+
+    url: str
+    wait: float
+    """Seconds to wait for a place."""
+
+    @property
+    def max_sessions(self) -> int: ...
+
+
 class BaseEnv(ABC):
     """Base class for environments in the style of `reset` and `step`.
 
     A subclass returns text. How the model must phrase its actions, what a badly formed reply costs and how many
-    actions fit into a turn is not its business: `FormatConfig` and envs/adapt.py see to that.
+    actions fit into a turn is not its business: `FormatConfig` and envs/text_turns.py see to that.
 
     Example:
         >>> class Coin(BaseEnv):

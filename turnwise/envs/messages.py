@@ -9,9 +9,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
-from turnwise.envs.rows import RowSplits, load_rows
+from turnwise.envs.data_rows import RowSplits, load_rows
 from turnwise.envs.rubric import Rubric
-from turnwise.envs.tool_calls import Tool, make_tool, run_tool, tool_calls
+from turnwise.envs.tools.calls import Tool, make_tool, run_tool, tool_calls
 from turnwise.types import Json, Message, ToolCall
 
 Messages = list[dict[str, Json]]

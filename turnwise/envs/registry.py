@@ -10,11 +10,13 @@ from importlib.util import find_spec
 from typing import Any
 
 from turnwise.config.schema import EnvConfig
-from turnwise.envs.base import Env
-from turnwise.envs.named import UnknownNameError, load_named
+from turnwise.envs.base import Env, SharedEnv
+from turnwise.envs.user_code import UnknownNameError, load_named
 
 ENTRY_POINT_GROUP = "turnwise.envs"
 Target = str | Callable[..., Any]
+_LOCAL_SETTINGS = ("name", "options", "max_turn", "shaping")
+"""Of an environment on another machine, what its client may set."""
 
 
 class UnknownEnvError(ValueError):
@@ -65,61 +67,61 @@ class EnvSpec:
 _BUILT_IN: tuple[EnvSpec, ...] = (
     EnvSpec(
         name="bandit",
-        target="turnwise.envs.bandit:Bandit",
+        target="turnwise.envs.games.bandit:Bandit",
         summary="Two arms, one turn: a sure small pay or a rare large one. The optimum is known.",
     ),
     EnvSpec(
         name="frozen_lake",
-        target="turnwise.envs.frozen_lake:FrozenLake",
+        target="turnwise.envs.games.frozen_lake:FrozenLake",
         summary="Cross a frozen grid to the goal without falling into a hole; the ice may be slippery.",
         needs=("gymnasium",),
     ),
     EnvSpec(
         name="countdown",
-        target="turnwise.envs.countdown:Countdown",
+        target="turnwise.envs.games.countdown:Countdown",
         summary="Reach a target number with arithmetic that uses every given number once.",
     ),
     EnvSpec(
         name="simple_game",
-        target="turnwise.envs.simple_game:SimpleGameEnvironment",
+        target="turnwise.envs.games.simple_game:SimpleGameEnvironment",
         aliases=("SimpleGameEnvironment",),
         summary="Walk along a line to a target. The smallest game with several turns.",
     ),
     EnvSpec(
         name="sokoban",
-        target="turnwise.envs.sokoban:SokobanEnv",
+        target="turnwise.envs.games.sokoban:SokobanEnv",
         summary="Push boxes onto targets; some pushes cannot be undone.",
     ),
     EnvSpec(
         name="alfworld",
-        target="turnwise.envs.alfworld:AlfWorldEnv",
+        target="turnwise.envs.games.alfworld:AlfWorldEnv",
         summary="Household tasks in text: find, carry, clean, heat, cool and place objects.",
         also="alfworld",
     ),
     EnvSpec(
         name="webshop",
-        target="turnwise.envs.webshop:WebShopEnv",
+        target="turnwise.envs.games.webshop:WebShopEnv",
         summary="Search a shop and buy what an instruction describes.",
         extra="webshop",
         needs=("bm25s", "Stemmer", "rapidfuzz"),
     ),
     EnvSpec(
         name="math_qa",
-        target="turnwise.envs.math_qa:MathQAEnv",
+        target="turnwise.envs.games.math_qa:MathQAEnv",
         aliases=("MetaMathQA",),
         summary="Math questions with several tries; GSM8K, MetaMathQA or your own.",
         also="math",
     ),
     EnvSpec(
         name="gymnasium",
-        target="turnwise.integrations.gymnasium:GymnasiumEnv",
+        target="turnwise.integrations.envs.gymnasium:GymnasiumEnv",
         summary="Any Gymnasium environment with discrete actions, such as gymnasium:Taxi.",
         needs=("gymnasium",),
         door="id",
     ),
     EnvSpec(
         name="textarena",
-        target="turnwise.integrations.textarena:TextArenaEnv",
+        target="turnwise.integrations.envs.textarena:TextArenaEnv",
         summary="Games of TextArena, such as textarena:Mastermind-v0.",
         extra="textarena",
         needs=("textarena",),
@@ -127,7 +129,7 @@ _BUILT_IN: tuple[EnvSpec, ...] = (
     ),
     EnvSpec(
         name="reasoning_gym",
-        target="turnwise.integrations.reasoning_gym:ReasoningGymEnv",
+        target="turnwise.integrations.envs.reasoning_gym:ReasoningGymEnv",
         summary="Puzzles of reasoning-gym, such as reasoning_gym:countdown.",
         extra="reasoning-gym",
         needs=("reasoning_gym",),
@@ -135,7 +137,7 @@ _BUILT_IN: tuple[EnvSpec, ...] = (
     ),
     EnvSpec(
         name="gem",
-        target="turnwise.integrations.gem:GemEnv",
+        target="turnwise.integrations.envs.gem:GemEnv",
         summary="Environments of GEM, such as gem:game:Sudoku-v0-easy.",
         extra="gem",
         needs=("gem",),
@@ -143,7 +145,7 @@ _BUILT_IN: tuple[EnvSpec, ...] = (
     ),
     EnvSpec(
         name="openenv",
-        target="turnwise.integrations.openenv:OpenEnvEnv",
+        target="turnwise.integrations.envs.openenv:OpenEnvEnv",
         summary="An environment behind an OpenEnv server, such as openenv:http://host:8000.",
         extra="openenv",
         needs=("openenv",),
@@ -151,7 +153,7 @@ _BUILT_IN: tuple[EnvSpec, ...] = (
     ),
     EnvSpec(
         name="remote",
-        target="turnwise.envs.remote:RemoteEnv",
+        target="turnwise.serve.client:RemoteEnv",
         summary="An environment that `turnwise serve-env` serves, such as http://host:8765.",
         door="url",
     ),
@@ -174,7 +176,7 @@ def register(
     Packages register without being imported, by an entry point in the group `turnwise.envs`.
 
     Example:
-        >>> register("my_lake", "turnwise.envs.frozen_lake:FrozenLake", summary="as an example").name
+        >>> register("my_lake", "turnwise.envs.games.frozen_lake:FrozenLake", summary="as an example").name
         'my_lake'
         >>> unregister("my_lake")
     """
@@ -263,16 +265,47 @@ def make_env(config: EnvConfig, *, max_turn: int | None = None) -> Env:
         >>> env.make_task(3, "train").id
         'bandit/train/3'
     """
-    from turnwise.envs.adapt import as_env
-    from turnwise.envs.remote import RemoteEnv, refuse_local_settings
+    from turnwise.envs.adapters import as_env
 
     if config.max_turn is None and max_turn is not None:
         config = config.model_copy(update={"max_turn": max_turn})
     name = config.name if ":" in config.name else find_env(config.name).name
     made = make(config.name, config.options)
-    if isinstance(made, RemoteEnv):
+    if isinstance(made, SharedEnv):
         refuse_local_settings(config)
     return as_env(made, config=config, name=name)
+
+
+def is_ours(name: str) -> bool:
+    """Whether the environment comes with turnwise.
+
+    Example:
+        >>> is_ours("bandit"), is_ours("gymnasium:CartPole-v1"), is_ours("mine.py:Env")
+        (True, False, False)
+    """
+    target = find_env(name).target
+    return isinstance(target, str) and target.startswith("turnwise.envs.games.")
+
+
+def refuse_local_settings(config: EnvConfig) -> None:
+    """Raises where a config sets what only the server could honour. What it says of reward normalisation is ours.
+
+    Example:
+        >>> refuse_local_settings(EnvConfig(name="http://host:1", system_prompt="Play well."))
+        Traceback (most recent call last):
+        ValueError: env.system_prompt has no effect on a remote environment; give it to `turnwise serve-env` instead
+    """
+    default = EnvConfig().model_dump()
+    for key, value in config.model_dump().items():
+        if key not in _LOCAL_SETTINGS and value != default[key]:
+            raise ValueError(
+                f"env.{key} has no effect on a remote environment; give it to `turnwise serve-env` instead"
+            )
+    for key in ("turn_cost", "potential_coef", "clip"):
+        if config.shaping.model_dump()[key] != default["shaping"][key]:
+            raise ValueError(
+                f"env.shaping.{key} has no effect on a remote environment; give it to `turnwise serve-env` instead"
+            )
 
 
 def _normal(name: str) -> str:

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any
 
-from turnwise.envs.aio import resolve
 from turnwise.envs.base import EnvError
 from turnwise.envs.validate import read_reward
+from turnwise.procs.coroutines import resolve
 
 RewardFunction = Callable[..., Any]
 

@@ -1,9 +1,8 @@
 """The contract between a rollout and whatever samples tokens."""
 
-import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Protocol
 
 from turnwise.types import Completion
 
@@ -84,20 +83,4 @@ class Generator(Protocol):
 
     async def release(self, session: Session) -> None:
         """Forgets the session and frees its cache. Forgetting an unknown session is no error."""
-        ...
-
-
-@runtime_checkable
-class Submitting(Protocol):
-    """A generator in this process that takes requests without a task for each of them."""
-
-    @property
-    def max_context(self) -> int: ...
-
-    def submit(self, session: Session, new_ids: Sequence[int], sampling: Sampling) -> "asyncio.Future[Completion]":
-        """Like `generate`, inside a running event loop, without waiting."""
-        ...
-
-    def forget(self, session: Session) -> None:
-        """Like `release`. A request of the session that is still open fails."""
         ...

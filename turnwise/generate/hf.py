@@ -1,8 +1,7 @@
 """HFGenerator: any causal Hugging Face model, in process, many sessions at once.
 
-The parts: `requests` knows who waits, `scheduler` decides who runs, one of the `runners` runs them, pass by pass over
-the slot cache (`passes`, `slots`) or in blocks on the device (`blocks`), `sampling` draws, and `stops` ends a
-completion. This file is the door to them.
+`requests` knows who waits, `scheduler` decides who runs. A runner runs them: pass by pass over a slot cache (`slots/`),
+or in blocks that stay on the device (`blocks/`). `sampling` draws, `stops` ends a completion.
 """
 
 import asyncio
@@ -17,12 +16,13 @@ from transformers import PreTrainedModel
 from turnwise.generate.base import ContextOverflowError, GeneratorError, Sampling, Session
 from turnwise.generate.blocks.driver import BlockDriver
 from turnwise.generate.blocks.engine import BlockEngine
-from turnwise.generate.passes import Passes, RecomputePasses, SlotPasses
-from turnwise.generate.requests import GeneratorStats, Request, Requests
-from turnwise.generate.runners import BlockRunner, PassRunner, Runner
+from turnwise.generate.blocks.runner import BlockRunner
+from turnwise.generate.requests import GeneratorStats, Request, Requests, Runner
 from turnwise.generate.scheduler import Scheduler, SessionState
+from turnwise.generate.slots.passes import Passes, RecomputePasses, SlotPasses
+from turnwise.generate.slots.runner import PassRunner
+from turnwise.generate.slots.support import unsupported, vocab_size
 from turnwise.generate.stops import StopChecker, end_ids
-from turnwise.generate.support import unsupported, vocab_size
 from turnwise.types import Completion
 
 
@@ -177,10 +177,6 @@ class HFGenerator:
         return self._checker[1]
 
     async def release(self, session: Session) -> None:
-        self.forget(session)
-
-    def forget(self, session: Session) -> None:
-        """Forgets a session, as `release` does, without being awaited."""
         self._requests.release(session.key)
 
     def weights_updated(self, version: int) -> None:

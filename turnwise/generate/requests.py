@@ -4,6 +4,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 from turnwise.generate.base import GeneratorError
 from turnwise.generate.scheduler import Scheduler, SessionState
@@ -141,3 +142,21 @@ class Requests:
         state.roll_back()
         if not state.ids and self.sessions.get(state.key) is state:
             del self.sessions[state.key]
+
+
+class Runner(Protocol):
+    """Runs what the scheduler has to run."""
+
+    @property
+    def busy(self) -> bool:
+        """True while there is anything to run, to read or to hand out."""
+        ...
+
+    async def run(self) -> None:
+        """Takes everything one step further, and lets every other task have its turn."""
+        ...
+
+
+def not_finite(state: SessionState) -> GeneratorError:
+    """What the caller of generate is told where a log-prob is not a number."""
+    return GeneratorError(f"the model's logits for {state.key!r} are not finite; check its weights")

@@ -1,0 +1,1 @@
+"""What a run leaves behind and shows: run directory, metrics, console, report, trackers, doctor. Decides nothing."""

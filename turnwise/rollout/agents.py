@@ -5,10 +5,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from difflib import get_close_matches
 
-from turnwise.envs.base import EnvError
+from turnwise.envs.base import EnvError, EnvTimeoutError
+from turnwise.isolation.pools import EnvHandle
 from turnwise.rollout.outputs import EnvInput, EnvOutput, HistoryEntry
 from turnwise.rollout.plan import EpisodePlan
-from turnwise.rollout.workers import EnvHandle, EnvTimeoutError
 from turnwise.types import Episode, Message, Observation, Status, StepResult, Turn
 
 _agents: dict[str, type["Agent"]] = {}

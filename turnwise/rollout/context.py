@@ -3,12 +3,12 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from turnwise.chat.render import Rendered, Renderer, Tokenizer, tools_key
 from turnwise.config.schema import RolloutConfig
 from turnwise.data.batch import Batch, collate
 from turnwise.data.samples import episode_to_samples
 from turnwise.generate.base import ContextOverflowError, Session
 from turnwise.rollout.outputs import EnvInput, EnvOutput, LmInput, LmOutput
-from turnwise.rollout.render import Rendered, Renderer, Tokenizer, tools_key
 from turnwise.seeding import derive_seed
 from turnwise.types import Episode, Json, Message
 

@@ -5,13 +5,13 @@ from collections.abc import Coroutine, Mapping, Sequence
 from typing import Any
 
 from turnwise.config.schema import Config
-from turnwise.envs.base import Env
+from turnwise.envs.base import Env, EnvFactory
 from turnwise.envs.registry import make_env
+from turnwise.isolation.pools import open_pool
+from turnwise.procs.event_loop import EventLoop
 from turnwise.rollout.agents import Agent, agent_class
-from turnwise.rollout.loop import EventLoop
 from turnwise.rollout.outputs import EnvInput, EnvOutput
-from turnwise.rollout.plan import ALL, EnvFactory, EpisodePlan, Share, env_configs, plan_rollout
-from turnwise.rollout.workers import open_pool
+from turnwise.rollout.plan import EpisodePlan, env_configs, plan_rollout
 from turnwise.types import Episode, Json, Status
 
 
@@ -46,13 +46,9 @@ class EnvStateManager:
         """One environment per tag, which makes tasks and answers questions; it plays no episode."""
         self._pool = open_pool(configs, config.rollout, factories=given)
 
-    def plans(self, step: int, share: Share = ALL) -> list[EpisodePlan]:
-        """What a rollout, or a share of it, plays."""
-        return plan_rollout(self._config, split=self.split, step=step, probes=self.probes, share=share)
-
-    def start(self, step: int, share: Share = ALL) -> list[Agent]:
-        """The agents of one rollout, or of a share of it, none of them reset yet."""
-        plans = self.plans(step, share)
+    def start(self, step: int) -> list[Agent]:
+        """The agents of one rollout, none of them reset yet."""
+        plans = plan_rollout(self._config, split=self.split, step=step, probes=self.probes)
         self.num_resets = step + 1
         self.agents = {plan.env_id: self._agent(plan) for plan in plans}
         return list(self.agents.values())

@@ -1,14 +1,12 @@
 """Which episodes a rollout plays: groups, tags, tasks and seeds, all of it fixed before anything runs."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from turnwise.config.schema import Config, EnvConfig, GroupsConfig
 from turnwise.envs.base import Env
 from turnwise.seeding import derive_seed
 from turnwise.types import Task
-
-EnvFactory = Callable[[], Env]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,25 +34,6 @@ class EpisodePlan:
     """Seeds the environment's own noise; differs between the members of a group."""
     episode_id: str
     max_turn: int
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Share:
-    """Some of a rollout's groups: every `of`-th one, from `part` on.
-
-    Example:
-        >>> [group_id for group_id in range(7) if group_id in Share(part=1, of=3)]
-        [1, 4]
-    """
-
-    part: int = 0
-    of: int = 1
-
-    def __contains__(self, group_id: int) -> bool:
-        return group_id % self.of == self.part
-
-
-ALL = Share()
 
 
 def divide_groups(groups: GroupsConfig) -> list[str]:
@@ -99,10 +78,8 @@ def turn_limit(config: Config, env_config: EnvConfig, env: Env) -> int:
     return limit if env.max_turns is None else min(limit, env.max_turns)
 
 
-def plan_rollout(
-    config: Config, *, split: str, step: int, probes: Mapping[str, Env], share: Share = ALL
-) -> list[EpisodePlan]:
-    """Every episode of one rollout, or of a share of it. The same config, split and step give the same plan.
+def plan_rollout(config: Config, *, split: str, step: int, probes: Mapping[str, Env]) -> list[EpisodePlan]:
+    """Every episode of one rollout. The same config, split and step give the same plan.
 
     Validation plans do not depend on the step: every evaluation of a run, and of other runs with its seed, plays the
     same tasks, so that results can be compared pairwise.
@@ -115,8 +92,6 @@ def plan_rollout(
     moment = step if split == "train" else 0
     plans: list[EpisodePlan] = []
     for group_id, tag in enumerate(divide_groups(groups)):
-        if group_id not in share:
-            continue
         tag = tag or config.env.name
         probe = probes[tag]
         task = probe.make_task(derive_seed(config.seed, f"task/{split}", moment, group_id), split)

@@ -4,45 +4,28 @@ import asyncio
 import logging
 import time
 from collections import Counter, defaultdict
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
+from turnwise.chat.render import Tokenizer
 from turnwise.config.schema import Config, RolloutConfig
-from turnwise.envs.base import EnvError
-from turnwise.generate.base import ContextOverflowError, Generator, Sampling, Submitting
+from turnwise.envs.base import EnvFactory
+from turnwise.generate.base import ContextOverflowError, Generator, Sampling
+from turnwise.isolation.processes import WorkerLostError
+from turnwise.procs.event_loop import EventLoop
+from turnwise.procs.garbage import calm_collector
 from turnwise.rollout.agents import Agent
-from turnwise.rollout.collector import calm_collector
 from turnwise.rollout.context import ContextManager
-from turnwise.rollout.deadlines import Deadlines
 from turnwise.rollout.env_state import EnvStateManager
-from turnwise.rollout.loop import EventLoop
-from turnwise.rollout.outputs import LmOutput
-from turnwise.rollout.plan import ALL, EnvFactory, EpisodePlan, Share
-from turnwise.rollout.render import Tokenizer
-from turnwise.rollout.workers import WorkerLostError
-from turnwise.types import Episode, Message, Status, Turn
-
-if TYPE_CHECKING:
-    from turnwise.rollout.players import Players
+from turnwise.rollout.plan import EpisodePlan
+from turnwise.rollout.speakers import PlayerError, PolicySpeaker, Speaker
+from turnwise.types import Episode, Status
 
 logger = logging.getLogger(__name__)
 MAX_WORKER_LOSSES = 20  # restarts that an episode gets for free, because another one took its worker down
 EPISODES_PER_WAVE = 32  # episodes that are started before the generator gets its turn, at least
 WAVES = 32  # and at most so many waves
 CANCEL_SECONDS = 5.0  # what a cancelled episode gets to close its environment
-
-
-class Listener(Protocol):
-    """Hears of episodes while they are played."""
-
-    def turn(self, env_id: int, turns: Sequence[Turn]) -> None:
-        """A turn was played, the last of these, and the episode goes on."""
-        ...
-
-    def ended(self, env_id: int, episode: Episode) -> None:
-        """The episode is over."""
-        ...
 
 
 class RolloutError(RuntimeError):
@@ -95,49 +78,58 @@ def sampling_for(config: RolloutConfig, split: str) -> Sampling:
 
 
 class AgentProxy:
-    """Manages multi-turn rollouts: environments, contexts and the generator.
+    """Manages multi-turn rollouts: environments, contexts and whoever replies.
 
     Every episode is a task of its own: reset, then reply and step until it is over. There is no barrier between
     episodes; the generator batches whatever is waiting. A failed episode is started again with a fresh environment and
     the same seeds, and dropped when that does not help.
+
+    Args:
+        generator, tokenizer: the policy. Both may be None where a `speaker` replies in its place.
+        factories: environments given as objects, by tag.
     """
 
     def __init__(
         self,
         config: Config,
-        generator: Generator,
-        tokenizer: Tokenizer,
+        generator: Generator | None = None,
+        tokenizer: Tokenizer | None = None,
         *,
         split: str = "train",
         factories: Mapping[str, EnvFactory] | None = None,
         agent_cls: type[Agent] | None = None,
+        speaker: Speaker | None = None,
     ) -> None:
         self.split = split
         self.generator = generator
-        self.env_state = EnvStateManager(config, split=split, factories=factories, agent_cls=agent_cls)
-        self.context = ContextManager(tokenizer, config.rollout, max_context=generator.max_context)
         self._config = config.rollout
-        self._sampling = sampling_for(config.rollout, split)
         self._group_size = (config.rollout.train if split == "train" else config.rollout.val).group_size
-        self._deadlines = Deadlines(config.rollout.generate_timeout)
+        if speaker is None:
+            if generator is None or tokenizer is None:
+                raise ValueError("AgentProxy needs a generator and a tokenizer, or a speaker in their place")
+            sampling = sampling_for(config.rollout, split)
+            self.context = ContextManager(tokenizer, config.rollout, max_context=generator.max_context)
+            speaker = PolicySpeaker(self.context, generator, sampling, timeout=config.rollout.generate_timeout)
+        self._speaker = speaker
+        self.env_state = EnvStateManager(config, split=split, factories=factories, agent_cls=agent_cls)
         self._loop = EventLoop()
-        self._players = self._start_players(config, tokenizer, given=bool(factories) or agent_cls is not None)
 
     def play(self, step: int) -> RolloutResult:
         """One rollout, waited for. Inside a running event loop, await `rollout` instead."""
         return self._loop.run(self.rollout(step))
 
+    def play_all(self, step: int, *, on_episode: Callable[[Episode], None] | None = None) -> list[Episode]:
+        """All episodes of one rollout, failed ones with their status, waited for."""
+        return self._loop.run(self.episodes(step, on_episode=on_episode))
+
     async def rollout(self, step: int) -> RolloutResult:
-        """Plays all episodes of one rollout.
+        """Plays all episodes of one rollout, and repairs its groups.
 
         Raises:
             RolloutError: no episode could be used; the message has the first error.
         """
         started = time.perf_counter()
-        if self._players is None:
-            episodes = await self.play_share(step)
-        else:
-            episodes = await self._play_elsewhere(step, self._players)
+        episodes = await self.episodes(step)
         kept, dropped = repair_groups(episodes, self._config, group_size=self._group_size)
         if not kept:
             first = next((episode for episode in dropped if episode.error), None)
@@ -148,41 +140,26 @@ class AgentProxy:
             logger.warning("step %d: %d of %d episodes dropped: %s", step, len(dropped), len(episodes), dict(counts))
         return RolloutResult(episodes=tuple(kept), dropped=tuple(dropped), seconds=time.perf_counter() - started)
 
-    async def play_share(
-        self,
-        step: int,
-        *,
-        share: Share = ALL,
-        without: Collection[int] = (),
-        listener: Listener | None = None,
-    ) -> list[Episode]:
-        """The episodes of one rollout, or of a share of its groups, in the order of their plan.
-
-        Args:
-            without: env_ids of episodes that need not be played.
-        """
+    async def episodes(self, step: int, *, on_episode: Callable[[Episode], None] | None = None) -> list[Episode]:
+        """All episodes of one rollout in the order of their plan, failed ones with their status."""
         with calm_collector():
-            agents = [agent for agent in self.env_state.start(step, share) if agent.plan.env_id not in without]
+            agents = self.env_state.start(step)
             jobs: list[asyncio.Task[Episode]] = []
             wave = max(EPISODES_PER_WAVE, len(agents) // WAVES)
-            for agent in agents:
-                jobs.append(asyncio.create_task(self._play(agent.plan.env_id, listener)))
-                if len(jobs) % wave == 0:
-                    await asyncio.sleep(0)  # the generator begins with the first ones while the others reset
-            return await asyncio.gather(*jobs)
+            try:
+                for agent in agents:
+                    jobs.append(asyncio.create_task(self._play(agent.plan.env_id, on_episode)))
+                    if len(jobs) % wave == 0:
+                        await asyncio.sleep(0)  # the generator begins with the first ones while the others reset
+                return await asyncio.gather(*jobs)
+            except BaseException:
+                for job in jobs:
+                    job.cancel()
+                raise
 
-    async def _play_elsewhere(self, step: int, players: "Players") -> list[Episode]:
-        """The episodes as the players' processes hand them over; those that went down with a player have failed."""
-        with calm_collector():
-            self.env_state.num_resets = step + 1
-            episodes, losses = await players.rollout(step)
-        for share, reason in losses:
-            missing = [plan for plan in self.env_state.plans(step, share) if plan.env_id not in episodes]
-            for agent in self.env_state.take(missing):
-                agent.fail(Status.ENV_ERROR, EnvError(reason))
-                episodes[agent.plan.env_id] = agent.episode()
-                del self.env_state.agents[agent.plan.env_id]
-        return [episodes[env_id] for env_id in sorted(episodes)]
+    def play_these(self, plans: Sequence[EpisodePlan]) -> list[Episode]:
+        """`play_plans`, waited for."""
+        return self._loop.run(self.play_plans(plans))
 
     async def play_plans(self, plans: Sequence[EpisodePlan], *, timeout: float | None = None) -> list[Episode]:
         """The episodes of exactly these plans, in their order, the failed ones with their status.
@@ -215,34 +192,14 @@ class AgentProxy:
 
     def close(self) -> None:
         """Closes the environments and, with them, every process that they run in."""
-        if self._players is not None:
-            self._players.close()
         self._loop.run(self.env_state.aclose())
         self._loop.close()
 
-    def _start_players(self, config: Config, tokenizer: Tokenizer, *, given: bool) -> "Players | None":
-        count = config.rollout.players
-        if not count or self.split != "train":
-            return None
-        if given or not isinstance(self.generator, Submitting):
-            raise ValueError(
-                "rollout.players are other processes: they play environments and agents that are known by name, with a "
-                "generator in this process; set rollout.players to 0"
-            )
-        isolation = self.env_state.pool_facts()["isolation"]
-        if isolation == "process":
-            logger.warning("rollout.players is not used: the environments have processes of their own already")
-            return None
-        from turnwise.rollout.players import Players
-
-        found = config.rollout.model_copy(update={"isolation": isolation})
-        return Players(config.model_copy(update={"rollout": found}), self.generator, tokenizer, count=count)
-
-    async def _play(self, env_id: int, listener: Listener | None = None) -> Episode:
+    async def _play(self, env_id: int, on_episode: Callable[[Episode], None] | None = None) -> Episode:
         losses = 0
         agent = self.env_state.agents[env_id]
         while True:
-            lost = await self._attempt(agent, listener)
+            lost = await self._attempt(agent)
             if not agent.failed:
                 break
             if lost and losses < MAX_WORKER_LOSSES:
@@ -253,61 +210,39 @@ class AgentProxy:
             else:
                 break
         episode = agent.episode()
-        if listener is not None:
-            listener.ended(env_id, episode)
+        if on_episode is not None:
+            on_episode(episode)
         return episode
 
-    async def _attempt(self, agent: Agent, listener: Listener | None) -> bool:
+    async def _attempt(self, agent: Agent) -> bool:
         """Plays the agent's episode to its end. True where its worker process was lost through no fault of its own."""
-        env_id = agent.plan.env_id
         try:
             await agent.reset()
             if agent.opening is not None:
-                self.context.open(
-                    env_id,
-                    key=agent.plan.episode_id,
-                    seed=agent.plan.seed,
-                    prompt=agent.opening.messages,
-                    tools=agent.opening.tools,
-                )
-            messages: Sequence[Message] = ()
+                self._speaker.open(agent)
             while not agent.done:
-                await self._turn(agent, messages)
-                messages = agent.last_messages
-                if listener is not None and not agent.done:
-                    listener.turn(env_id, agent.turns)
+                await self._turn(agent)
             if agent.status is Status.TRUNCATED_TURNS:
-                agent.final_ids = self.context.final_ids(env_id, agent.last_messages)
+                agent.final_ids = self._speaker.final_ids(agent)
             return isinstance(agent.cause, WorkerLostError)
         finally:
-            session = self.context.close(env_id)
-            if session is not None:
-                await self.generator.release(session)
+            await self._speaker.close(agent)
             try:
                 await agent.handle.close()
             except Exception as error:  # the episode is over and its result stands
                 logger.warning("%s: closing the environment failed: %s", agent.plan.episode_id, error)
 
-    async def _turn(self, agent: Agent, messages: Sequence[Message]) -> None:
-        started = time.perf_counter()
+    async def _turn(self, agent: Agent) -> None:
         try:
-            lm_input = self.context.next_input(agent.plan.env_id, messages)
-            if lm_input.stale is not None:
-                await self.generator.release(lm_input.stale)
-            sampling = self._sampling
-            if lm_input.max_tokens < sampling.max_tokens:
-                sampling = replace(sampling, max_tokens=lm_input.max_tokens)
-            job = self.generator.generate(lm_input.session, lm_input.new_ids, sampling)
-            completion = await self._deadlines.wait(job)
+            env_input = await self._speaker.reply(agent)
+        except PlayerError:
+            raise
         except ContextOverflowError:
             await agent.cut(Status.TRUNCATED_LENGTH)
-            return
         except Exception as error:
             agent.fail(Status.GENERATOR_ERROR, error)
-            return
-        output = LmOutput(env_id=agent.plan.env_id, completion=completion, seconds=time.perf_counter() - started)
-        (env_input,) = self.context.get_env_inputs([output])
-        await agent.step(env_input)
+        else:
+            await agent.step(env_input)
 
 
 def repair_groups(

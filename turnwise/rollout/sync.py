@@ -6,28 +6,28 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
+from turnwise.chat.render import Tokenizer
 from turnwise.config.load import load_config
 from turnwise.config.schema import Config
 from turnwise.data.batch import Batch
+from turnwise.envs.base import EnvFactory
 from turnwise.generate.base import ContextOverflowError, Generator, Sampling, Session
+from turnwise.procs.event_loop import EventLoop
 from turnwise.rollout.agents import Agent
 from turnwise.rollout.context import ContextManager
 from turnwise.rollout.env_state import EnvStateManager
-from turnwise.rollout.loop import EventLoop
 from turnwise.rollout.outputs import EnvOutput, LmInput, LmOutput
-from turnwise.rollout.plan import EnvFactory
 from turnwise.rollout.proxy import repair_groups, sampling_for
-from turnwise.rollout.render import Tokenizer
 from turnwise.types import Completion, Episode, Status
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Request:
+class BatchRequest:
     """One sequence to continue.
 
     Example:
         >>> session = Session(key="a#0", seed=1)
-        >>> Request(session=session, ids=(1, 2, 3), new_ids=(3,), sampling=Sampling(max_tokens=8)).new_ids
+        >>> BatchRequest(session=session, ids=(1, 2, 3), new_ids=(3,), sampling=Sampling(max_tokens=8)).new_ids
         (3,)
     """
 
@@ -45,7 +45,7 @@ class BatchEngine(Protocol):
     @property
     def max_context(self) -> int: ...
 
-    def generate_sequences(self, requests: Sequence[Request]) -> Sequence[Completion]: ...
+    def generate_sequences(self, requests: Sequence[BatchRequest]) -> Sequence[Completion]: ...
 
 
 class SessionEngine:
@@ -59,7 +59,7 @@ class SessionEngine:
     def max_context(self) -> int:
         return self._generator.max_context
 
-    def generate_sequences(self, requests: Sequence[Request]) -> Sequence[Completion]:
+    def generate_sequences(self, requests: Sequence[BatchRequest]) -> Sequence[Completion]:
         async def run() -> list[Completion]:
             jobs = (self._generator.generate(r.session, r.new_ids, r.sampling) for r in requests)
             return await asyncio.gather(*jobs)
@@ -163,12 +163,12 @@ class SyncMultiTurnRollout:
         return inputs
 
     def _generate(self, inputs: Sequence[LmInput]) -> list[LmOutput]:
-        requests: list[Request] = []
+        requests: list[BatchRequest] = []
         for lm_input in inputs:
             before = () if lm_input.restart else self._ids[lm_input.env_id]
             self._ids[lm_input.env_id] = before + lm_input.new_ids
             requests.append(
-                Request(
+                BatchRequest(
                     session=lm_input.session,
                     ids=self._ids[lm_input.env_id],
                     new_ids=lm_input.new_ids,

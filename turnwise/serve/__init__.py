@@ -1,1 +1,1 @@
-"""Environments served over HTTP, for rollouts on other machines."""
+"""Environments over HTTP: the server and its client. What an environment does is none of its business."""

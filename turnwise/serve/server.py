@@ -11,8 +11,8 @@ from typing import Any, cast
 
 from turnwise.config.schema import EnvConfig, RolloutConfig
 from turnwise.envs.base import EnvError
-from turnwise.envs.remote import VERSION
 from turnwise.envs.wire import decode, encode
+from turnwise.serve.client import VERSION
 from turnwise.serve.sessions import ServeError, Sessions
 from turnwise.types import Json
 
@@ -22,12 +22,12 @@ LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
 class EnvServer:
-    """Serves one environment: `turnwise.envs.remote.RemoteEnv` is the client.
+    """Serves one environment: `turnwise.serve.client.RemoteEnv` is the client.
 
     Beyond loopback it wants a token, because who may call it may run the environment.
 
     Example:
-        >>> from turnwise.envs.remote import RemoteEnv
+        >>> from turnwise.serve.client import RemoteEnv
         >>> with EnvServer(EnvConfig(name="bandit"), RolloutConfig()) as server:
         ...     env = RemoteEnv(server.url)
         ...     opening = env.reset(env.make_task(0, "train"))

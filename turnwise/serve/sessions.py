@@ -12,7 +12,7 @@ from turnwise.config.schema import EnvConfig, RolloutConfig
 from turnwise.envs.base import EnvError, EnvTimeoutError
 from turnwise.envs.registry import make_env
 from turnwise.envs.wire import observation_to_json, result_to_json
-from turnwise.rollout.workers import EnvHandle, open_pool
+from turnwise.isolation.pools import EnvHandle, open_pool
 from turnwise.types import Json, Message, Task
 
 logger = logging.getLogger(__name__)

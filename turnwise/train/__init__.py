@@ -1,0 +1,1 @@
+"""The step, the update, the optimizer, checkpoints, the warm start, and the run around them."""

@@ -9,9 +9,7 @@ from torch import Tensor, nn
 
 from turnwise.algos.algorithm import Algorithm
 from turnwise.config.schema import Config
-from turnwise.seeding import derive_seed
-from turnwise.train.checkpoint import Checkpoint, CheckpointError
-from turnwise.train.policy import (
+from turnwise.models.policy import (
     Policy,
     Precision,
     add_lora,
@@ -21,6 +19,8 @@ from turnwise.train.policy import (
     make_reference,
     quiet,
 )
+from turnwise.seeding import derive_seed
+from turnwise.train.checkpoint import Checkpoint, CheckpointError
 from turnwise.train.warmstart import build_embedded
 
 Say = Callable[[str], None]

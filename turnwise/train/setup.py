@@ -5,10 +5,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from turnwise.config.schema import Config, EnvConfig, GroupsConfig
+from turnwise.envs.base import EnvFactory
+from turnwise.envs.prompts import TAG, prompt_factory
 from turnwise.envs.registry import make_env
 from turnwise.log.events import Notice
-from turnwise.rollout.plan import EnvFactory, env_configs
-from turnwise.train.prompts import TAG, prompt_factory
+from turnwise.rollout.plan import env_configs
 
 logger = logging.getLogger(__name__)
 

@@ -12,25 +12,25 @@ from typing import Literal
 
 import torch
 
-from turnwise.algos.algorithm import build_algorithm
 from turnwise.algos.kl import KLState
 from turnwise.algos.normalize import RewardNormalizer
+from turnwise.algos.table import build_algorithm
 from turnwise.config.schema import Config
 from turnwise.envs.base import EnvError
+from turnwise.evaluate import baselines
+from turnwise.evaluate.evaluation import EvalResult, EvaluationError, PolicyPlayer, evaluate
 from turnwise.generate.hf import HFGenerator
 from turnwise.log.events import Evaluated, Event, Notice, RunEnded, RunStarted, Sink, Sinks, StepDone
 from turnwise.log.store import RunDirectory
+from turnwise.models.memory import planned
 from turnwise.rollout.plan import env_configs
 from turnwise.rollout.proxy import AgentProxy
+from turnwise.rollout.speakers import PlayerError
 from turnwise.seeding import derive_seed
-from turnwise.train import baselines
 from turnwise.train.checkpoint import Checkpoint, latest_checkpoint, write_checkpoint
-from turnwise.train.evaluate import EvalResult, EvaluationError, PolicyPlayer, evaluate
-from turnwise.train.loop import StepResult, training_step
-from turnwise.train.memory import planned
 from turnwise.train.networks import build_policy, load_policy_tensors, policy_tensors, sampling_model, save_policy
-from turnwise.train.players import PlayerError
 from turnwise.train.setup import choose_setting
+from turnwise.train.step import StepRecord, training_step
 from turnwise.train.update import Learner, TrainingError
 
 
@@ -221,7 +221,7 @@ class PPOTrainer:
             self.run.write_metrics(0, self._warmstart)
         if config.eval.before and self._labelled("before") is None:
             self.evaluate("before")
-        if baselines.wanted(config) and not self.factories and not self._baselines():
+        if not self.factories and not self._baselines() and baselines.wanted(config):
             self.play_baselines()
         if self._last_checkpoint is None:
             self._checkpoint()
@@ -279,7 +279,7 @@ class PPOTrainer:
         if self.plan is not None and self.plan.free_cache:
             self.generator.free_cache()
 
-    def _store(self, result: StepResult) -> None:
+    def _store(self, result: StepRecord) -> None:
         """Rows of a step carry the number of steps done after it; 0 is what was there before."""
         number, log = self.step + 1, self.config.log
         self.run.write_ledger(result.ledger)
@@ -399,6 +399,7 @@ def _determinism(asked: bool | None, device: str) -> Iterator[None]:
     """Deterministic kernels while training: by default on the CPU, where they cost nothing."""
     wanted = device == "cpu" if asked is None else asked
     before = torch.are_deterministic_algorithms_enabled()
+    filled = torch.utils.deterministic.fill_uninitialized_memory  # pyright: ignore[reportAttributeAccessIssue]
     torch.use_deterministic_algorithms(wanted)
     # Filling what will be overwritten anyway is for finding bugs, and costs time.
     torch.utils.deterministic.fill_uninitialized_memory = not wanted  # pyright: ignore[reportAttributeAccessIssue]
@@ -406,4 +407,4 @@ def _determinism(asked: bool | None, device: str) -> Iterator[None]:
         yield
     finally:
         torch.use_deterministic_algorithms(before)
-        torch.utils.deterministic.fill_uninitialized_memory = True  # pyright: ignore[reportAttributeAccessIssue]
+        torch.utils.deterministic.fill_uninitialized_memory = filled  # pyright: ignore[reportAttributeAccessIssue]

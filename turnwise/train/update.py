@@ -16,11 +16,11 @@ from turnwise.algos.losses import policy_loss, value_loss
 from turnwise.algos.reduce import token_weights
 from turnwise.config.schema import TrainConfig
 from turnwise.data.batch import Batch
+from turnwise.models.packing import RowLayout, has_kernel, packed_chunks, unpackable, window_of
+from turnwise.models.policy import Policy
+from turnwise.models.scoring import trunk_of
 from turnwise.seeding import derive_seed
 from turnwise.train.optim import NonFiniteError, Optimizer, lr_factor
-from turnwise.train.packing import Layout, has_kernel, packed_chunks, unpackable, window_of
-from turnwise.train.policy import Policy
-from turnwise.train.scoring import trunk_of
 
 logger = logging.getLogger(__name__)
 
@@ -166,13 +166,13 @@ class Learner:
         else:
             chunks = batch.chunks(size)
         parts = [(rows, batch.select(rows)) for rows in chunks]
-        return [MicroBatch(rows=rows, batch=part, layout=Layout.of(part, packed=packed)) for rows, part in parts]
+        return [MicroBatch(rows=rows, batch=part, layout=RowLayout.of(part, packed=packed)) for rows, part in parts]
 
     def _gradients(
         self, batch: Batch, rows: Tensor, *, warming: bool, packed: bool, where: str
     ) -> tuple[dict[str, float], Gap]:
         mini = batch.select(rows)
-        mini = mini.replace(weights=token_weights(mini, self.algorithm.reduction))
+        mini = mini.replace(weights=token_weights(mini, self.algorithm))
         self.optimizer.zero_grad()
         if self.critic_optimizer is not None:
             self.critic_optimizer.zero_grad()
@@ -240,10 +240,10 @@ class MicroBatch:
 
     rows: Tensor  # [B'] int64: their numbers in the batch
     batch: Batch
-    layout: Layout
+    layout: RowLayout
 
 
-def over_rows(batch: Batch, micros: Sequence[MicroBatch], function: Callable[[Batch, Layout], Tensor]) -> Tensor:
+def over_rows(batch: Batch, micros: Sequence[MicroBatch], function: Callable[[Batch, RowLayout], Tensor]) -> Tensor:
     """[B, T]: what `function` says of each row, asked a micro-batch at a time."""
     result = torch.zeros_like(batch.logprobs)
     for micro in micros:

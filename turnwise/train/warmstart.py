@@ -1,9 +1,8 @@
 """Warm start: the embedded model imitates a random legal player, so that it knows the format and nothing else."""
 
 import logging
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from random import Random
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -12,100 +11,80 @@ from torch import nn
 from turnwise.config.schema import Config, EnvConfig
 from turnwise.data.batch import Batch, collate
 from turnwise.data.samples import episode_to_samples
-from turnwise.envs.actions import write_reply
-from turnwise.envs.adapt import TextTurns
 from turnwise.envs.base import EnvError
 from turnwise.envs.registry import make_env
+from turnwise.evaluate.players import RandomPlayer, player_proxy
 from turnwise.generate.base import ContextOverflowError
+from turnwise.models.embedded import MAX_CONTEXT, build_model, build_tokenizer
+from turnwise.models.policy import Policy, Precision, prepare
 from turnwise.rollout.context import ContextManager
 from turnwise.rollout.outputs import LmOutput
-from turnwise.rollout.plan import env_configs, turn_limit
+from turnwise.rollout.plan import EpisodePlan, env_configs, turn_limit
+from turnwise.rollout.speakers import PlayerError
 from turnwise.seeding import derive_seed
-from turnwise.train.embedded import MAX_CONTEXT, build_model, build_tokenizer
-from turnwise.train.policy import Policy, Precision, prepare
-from turnwise.types import Completion, Episode, Message, Status, Task, Turn
+from turnwise.types import Completion, Episode, Message, Turn
 
 logger = logging.getLogger(__name__)
 BATCH_EPISODES = 8
-WARMUP_STEPS = 50
+WARMUP_STEPS, WARMUP_SHARE = 10, 0.05
+"""The learning rate rises in so many steps at least, and in this share of them."""
 DECAY_SHARE = 0.3
 """Of the warm start's steps, the last ones in which the learning rate falls to 0."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Transcript:
-    """One episode of the random player, as messages."""
-
-    task: Task
-    opening: tuple[Message, ...]
-    exchanges: tuple[tuple[str, tuple[Message, ...]], ...]
-    """(reply, the environment's answer) for every turn."""
-
-    def texts(self) -> list[str]:
-        answers = [message.content for _, reply in self.exchanges for message in reply]
-        return [*(message.content for message in self.opening), *(said for said, _ in self.exchanges), *answers]
-
-
-def play_randomly(config: Config, env_config: EnvConfig, *, count: int) -> list[Transcript]:
-    """Transcripts of a player who always answers in the asked form, with random legal actions.
+def play_randomly(config: Config, tag: str, env_config: EnvConfig, *, count: int) -> list[Episode]:
+    """Episodes of a player who always answers in the asked form, with random legal actions.
 
     Raises:
         ValueError: the environment knows no random legal action, so there is nothing to imitate.
+        EnvError: the environment failed in every episode.
     """
     env = make_env(env_config)
-    if not isinstance(env, TextTurns):
+    limit = turn_limit(config, env_config, env)
+    plans = [
+        EpisodePlan(
+            env_id=number,
+            group_id=number,
+            index=0,
+            tag=tag,
+            task=env.make_task(derive_seed(config.seed, "warmstart/task", number), "train"),
+            seed=derive_seed(config.seed, "warmstart/actions", number),
+            noise_seed=derive_seed(config.seed, "warmstart/noise", number),
+            episode_id=f"warmstart-{number}",
+            max_turn=limit,
+        )
+        for number in range(count)
+    ]
+    env.close()
+    proxy = player_proxy(config, RandomPlayer(), split="train")
+    try:
+        episodes = proxy.play_these(plans)
+    except PlayerError as error:
         raise ValueError(
             f"the embedded model imitates random legal actions first, and environment {env_config.name!r} names none; "
-            "set model.path to a model that can already talk"
-        )
-    limit = turn_limit(config, env_config, env)
-    transcripts: list[Transcript] = []
-    failures: list[EnvError] = []
-    for number in range(count):
-        try:
-            transcripts.append(_play_once(config, env_config, env, number=number, limit=limit))
-        except EnvError as error:  # a rollout would drop such an episode too
-            failures.append(error)
-    env.close()
-    if failures and not transcripts:
-        raise failures[0]
-    if failures:
+            "give it random_action, or set model.path to a model that can already talk"
+        ) from error
+    finally:
+        proxy.close()
+    played = [episode for episode in episodes if not episode.status.failed]
+    if len(played) < count:
+        first = next(episode for episode in episodes if episode.status.failed)
+        if not played:
+            raise EnvError(f"the random player could not play one of {count} episodes, the first: {first.error}")
         logger.warning(
-            "%d of %d episodes of the random player failed, the first: %s", len(failures), count, failures[0]
+            "%d of %d episodes of the random player failed, the first: %s", count - len(played), count, first.error
         )
-    return transcripts
+    return played
 
 
-def _play_once(config: Config, env_config: EnvConfig, env: TextTurns, *, number: int, limit: int) -> Transcript:
-    rng = Random(derive_seed(config.seed, "warmstart/actions", number))
-    task = env.make_task(derive_seed(config.seed, "warmstart/task", number), "train")
-    opening = env.reset(task, noise_seed=derive_seed(config.seed, "warmstart/noise", number)).messages
-    exchanges: list[tuple[str, tuple[Message, ...]]] = []
-    done = False
-    while not done and len(exchanges) < limit:
-        wanted = rng.randint(1, env_config.format.max_actions_per_turn)
-        actions = [env.env.random_action(rng) for _ in range(wanted)]
-        known = [action for action in actions if action is not None]
-        if not known:
-            raise ValueError(
-                f"environment {env_config.name!r} has no random_action, so the embedded model has nobody to "
-                "imitate; give the environment one, or set model.path"
-            )
-        said = write_reply(known, env_config.format)
-        result = env.step(Message(role="assistant", content=said))
-        exchanges.append((said, result.messages))
-        done = result.done
-    return Transcript(task=task, opening=opening, exchanges=tuple(exchanges))
-
-
-def transcript_episode(transcript: Transcript, context: ContextManager, tokenizer: Any, *, number: int) -> Episode:
-    """The transcript as an episode, tokenised as a rollout would have: every reply's ids end with end-of-sequence, and
-    it is over where the context is full."""
-    context.open(0, key=f"warmstart-{number}", seed=0, prompt=transcript.opening)
+def tokenised(episode: Episode, context: ContextManager, tokenizer: Any) -> Episode:
+    """The episode as a rollout would have tokenised it: every reply's ids end with end-of-sequence, and it is over
+    where the context is full."""
+    context.open(0, key=episode.id, seed=0, prompt=episode.prompt, tools=episode.tools)
     turns: list[Turn] = []
     answer: tuple[Message, ...] = ()
-    for said, reply in transcript.exchanges:
-        own = said.removeprefix(context.response_prefix)
+    for turn in episode.turns:
+        own = turn.text.removeprefix(context.response_prefix)
         ids = (*tokenizer.encode(own, add_special_tokens=False), tokenizer.eos_token_id)
         try:
             asked = context.next_input(0, answer)
@@ -113,23 +92,17 @@ def transcript_episode(transcript: Transcript, context: ContextManager, tokenize
             break
         completion = Completion(ids=ids, logprobs=(0.0,) * len(ids), finish_reason="stop")
         context.get_env_inputs([LmOutput(env_id=0, completion=completion)])
-        turns.append(
-            Turn(prompt_ids=asked.new_ids, completion=completion, text=said, restart=asked.restart, messages=reply)
-        )
-        answer = reply
+        turns.append(replace(turn, prompt_ids=asked.new_ids, completion=completion, restart=asked.restart))
+        answer = turn.messages
     context.close(0)
-    return Episode(
-        id=f"warmstart-{number}",
-        task=transcript.task,
-        group_id=number,
-        index=0,
-        tag="",
-        seed=0,
-        noise_seed=0,
-        prompt=transcript.opening,
-        turns=tuple(turns),
-        status=Status.COMPLETED,
-    )
+    return replace(episode, turns=tuple(turns))
+
+
+def _texts(episode: Episode) -> Iterator[str]:
+    yield from (message.content for message in episode.prompt)
+    for turn in episode.turns:
+        yield turn.text
+        yield from (message.content for message in turn.messages)
 
 
 def build_embedded(
@@ -140,19 +113,16 @@ def build_embedded(
     env_table = env_configs(config, config.rollout.train)
     share = -(-max(settings.warmstart_episodes, 16) // len(env_table))
     transcripts = [
-        transcript for env_config in env_table.values() for transcript in play_randomly(config, env_config, count=share)
+        episode for tag, env in env_table.items() for episode in play_randomly(config, tag, env, count=share)
     ]
-    tokenizer = build_tokenizer(text for transcript in transcripts for text in transcript.texts())
+    tokenizer = build_tokenizer(text for episode in transcripts for text in _texts(episode))
     model = build_model(settings, tokenizer, seed=derive_seed(config.seed, "embedded/weights"))
     progress(
         f"built a Llama of {sum(p.numel() for p in model.parameters()) / 1000:.0f}k parameters with {len(tokenizer)} "
         f"tokens; it imitates {len(transcripts)} episodes of a random player"
     )
     context = ContextManager(tokenizer, config.rollout, max_context=MAX_CONTEXT)
-    played = [
-        transcript_episode(transcript, context, tokenizer, number=number)
-        for number, transcript in enumerate(transcripts)
-    ]
+    played = [tokenised(episode, context, tokenizer) for episode in transcripts]
     episodes = [episode for episode in played if episode.turns]
     if not episodes:
         raise ValueError(
@@ -176,9 +146,10 @@ def imitate(model: nn.Module, episodes: Sequence[Episode], *, config: Config, to
         generator = torch.Generator().manual_seed(derive_seed(config.seed, "warmstart/order", epoch))
         plan.extend(torch.randperm(batch.num_rows, generator=generator).split(BATCH_EPISODES))
     losses: list[float] = []
+    rising = max(WARMUP_STEPS, WARMUP_SHARE * len(plan))
     for index, rows in enumerate(plan):
         left = (len(plan) - index) / (DECAY_SHARE * len(plan))
-        rate = settings.warmstart_lr * min(1.0, (index + 1) / WARMUP_STEPS, left)
+        rate = settings.warmstart_lr * min(1.0, (index + 1) / rising, left)
         for group in optimizer.param_groups:
             group["lr"] = rate
         part = batch.select(rows)

@@ -1,0 +1,1 @@
+"""The engine of CUDA: packed prefills and blocks of decode steps that stay on the device."""

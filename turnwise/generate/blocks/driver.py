@@ -4,7 +4,7 @@ import time
 from collections import deque
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 
@@ -13,9 +13,9 @@ from turnwise.generate.blocks.launched import Launched
 from turnwise.generate.blocks.ops import TILE
 from turnwise.generate.blocks.prefill import Prefill
 from turnwise.generate.blocks.sharing import Sharing
-from turnwise.generate.blocks.tape import Tape
 from turnwise.generate.scheduler import SessionState, Span
 
+Array: TypeAlias = "np.ndarray[Any, Any]"
 MAX_TWINS = 63
 """Prompts that share one prefill, besides the one that is computed."""
 _NEVER = 1 << 62
@@ -27,7 +27,7 @@ MIN_SHARED = 32
 """Ids that two different prompts must begin with in common for their states to be copied."""
 
 
-class Request(Protocol):
+class Driven(Protocol):
     """What the driver needs to know of a request."""
 
     @property
@@ -42,7 +42,7 @@ class Request(Protocol):
 class Outcome:
     """What a request was given since it was last heard of: tokens, in order."""
 
-    request: Request
+    request: Driven
     ids: list[int]
     logprobs: list[float]
     broken: bool
@@ -71,7 +71,7 @@ class BlockDriver:
         # At id + 1, so that the first place is that of no token; the last one is that of all greater ids.
         self._is_stop = np.zeros(max(stop_ids, default=0) + 3, dtype=bool)
         self._is_stop[[token + 1 for token in stop_ids]] = True
-        self._live: dict[int, Request] = {}
+        self._live: dict[int, Driven] = {}
         self._watched: set[int] = set()
         """Slots of requests that something may end which only the host can see: read out block by block."""
         self._truncated: dict[int, tuple[int, float]] = {}
@@ -83,7 +83,8 @@ class BlockDriver:
         self._since = np.full(engine.slots, _NEVER, dtype=np.int64)
         self._limit = np.zeros(engine.slots, dtype=np.int64)
         self._drawn = np.zeros(engine.slots, dtype=np.int64)
-        self._tape = Tape(engine.slots)
+        self._kept: list[tuple[list[int], list[float]]] = [([], []) for _ in range(engine.slots)]
+        """By slot: what was drawn for its request and not handed out yet."""
         self._opening: tuple[SessionState, int, tuple[int, ...]] | None = None
         self._sharing = Sharing()
         self._step_seconds = 0.0
@@ -114,7 +115,7 @@ class BlockDriver:
         remaining = self._unread[-1][1].remaining(self._step_seconds)
         return remaining <= max(self._step_seconds, self._lead + within)
 
-    def launch(self, waiting: Sequence[Request], *, steps: int | None = None) -> None:
+    def launch(self, waiting: Sequence[Driven], *, steps: int | None = None) -> None:
         """Launches the next block, if anybody is to have tokens, with `waiting` requests beginning in it.
 
         Requests that have sessions in slots are given once, when they begin.
@@ -158,7 +159,7 @@ class BlockDriver:
         self._step_seconds = decoding / max(1, len(ids) - 1)
         # In a block that was launched since, a slot may have a new request already.
         live = self._since <= number
-        self._tape.append(ids, logprobs, begins=self._since == number, live=live)
+        self._keep(ids, logprobs, live=live)
         counts = (ids >= 0).sum(0) * live
         self._drawn += counts
         broken = live & ((ids >= 0) & ~np.isfinite(logprobs)).any(0)
@@ -167,22 +168,32 @@ class BlockDriver:
         over: list[int] = (ended | broken).nonzero()[0].tolist()
         watched = [slot for slot in self._watched if counts[slot] and not ended[slot] and not broken[slot]]
         outcomes: list[Outcome] = []
-        heard = [*over, *watched]
-        for slot, (drawn, scores) in zip(heard, self._tape.take(heard), strict=True):
+        for slot in (*over, *watched):
+            (drawn, scores), self._kept[slot] = self._kept[slot], ([], [])
             request, bad = self._live[slot], bool(broken[slot])
             outcomes.append(Outcome(request=request, ids=drawn, logprobs=scores, broken=bad))
             if ended[slot] and not bad:
                 self._forget(slot)  # the device put it to rest by itself
         return outcomes
 
-    def leave(self, request: Request) -> None:
+    def _keep(self, ids: Array, logprobs: Array, *, live: Array) -> None:
+        """Adds what a block drew, [steps, slots] with -1 where nothing was drawn, to the slots that have requests."""
+        columns, scores = ids.T.tolist(), logprobs.T.tolist()
+        for slot in live.nonzero()[0].tolist():
+            kept_ids, kept_logprobs = self._kept[slot]
+            for token, logprob in zip(columns[slot], scores[slot], strict=True):
+                if token >= 0:
+                    kept_ids.append(token)
+                    kept_logprobs.append(logprob)
+
+    def leave(self, request: Driven) -> None:
         """Notes that nobody waits for a request any more, if it is still running."""
         slot = request.state.slot
         if slot is not None and self._live.get(slot) is request:
             self._forget(slot)
             self._rests.append(slot)
 
-    def _begin(self, request: Request) -> Start:
+    def _begin(self, request: Driven) -> Start:
         state = request.state
         slot, sampling = state.slot, state.sampling
         assert slot is not None
@@ -193,6 +204,7 @@ class BlockDriver:
         if sampling.top_k or sampling.top_p < 1.0:
             self._truncated[slot] = (sampling.top_k, sampling.top_p)
         self._since[slot] = self._number
+        self._kept[slot] = ([], [])
         self._limit[slot] = request.limit
         self._drawn[slot] = 0
         return Start(slot=slot, seed=state.seed, temperature=sampling.temperature, limit=request.limit)
@@ -212,7 +224,7 @@ class BlockDriver:
         self._opening = None
         self._sharing = Sharing()
 
-    def finish(self, request: Request) -> None:
+    def finish(self, request: Driven) -> None:
         """Notes that a request is complete: its session holds all ids but the last in its slot."""
         state = request.state
         state.cached = len(state.ids) - 1

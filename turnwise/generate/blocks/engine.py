@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from turnwise.generate.attention import attention_configs, routed
 from turnwise.generate.blocks import ops
 from turnwise.generate.blocks.cache import ATTENTION, Active, PackedCache, View
 from turnwise.generate.blocks.fused import FusedModel
@@ -24,6 +23,7 @@ from turnwise.generate.blocks.ops import SlotState
 from turnwise.generate.blocks.prefill import PREFILL_SIZES, Prefill, PrefillBuffers, pack, size_for
 from turnwise.generate.blocks.staging import Staging
 from turnwise.generate.sampling import truncate
+from turnwise.models.attention import attention_configs, routed
 
 logger = logging.getLogger(__name__)
 

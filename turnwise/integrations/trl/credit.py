@@ -6,10 +6,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from turnwise.algos.advantages import turn_gae
 from turnwise.algos.algorithm import Algorithm
-from turnwise.algos.estimators import compute_advantages
+from turnwise.algos.credit import compute_advantages
 from turnwise.algos.groups import distance_from_mean, group_statistics, score_episodes
+from turnwise.algos.turn_gae import turn_gae
 from turnwise.data.batch import Batch, collate
 from turnwise.data.samples import episode_to_samples
 from turnwise.types import Episode, Sample

@@ -4,11 +4,11 @@ import inspect
 from collections.abc import Mapping
 from typing import Any
 
-from turnwise.envs.aio import resolve
 from turnwise.envs.base import EnvError
-from turnwise.envs.rows import prompt_messages
-from turnwise.envs.tool_calls import Tool, make_tool, run_tool, tool_calls
+from turnwise.envs.data_rows import prompt_messages
+from turnwise.envs.tools.calls import Tool, make_tool, run_tool, tool_calls
 from turnwise.envs.validate import read_reward
+from turnwise.procs.coroutines import resolve
 from turnwise.types import Json, Message, Observation, StepResult, Task
 
 _NOT_TOOLS = ("reset", "get_reward", "close")

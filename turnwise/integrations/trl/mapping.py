@@ -3,11 +3,10 @@
 import dataclasses
 from typing import Any
 
-from turnwise.algos.algorithm import Algorithm, build_algorithm
+from turnwise.algos.algorithm import Algorithm
+from turnwise.algos.table import build_algorithm
 from turnwise.config.schema import Config, TrainConfig
 
-NORM_TOKENS = 1024.0
-"""What turnwise divides by under token_sum_norm; TRL divides by max_completion_length."""
 UNCLIPPED = 1e6
 
 
@@ -38,12 +37,6 @@ def refuse(config: Config) -> Algorithm:
             config.rollout.window,
             config.rollout.window != "full" and algorithm.kl_coef > 0,
             "TRL scores the reference policy on one row per episode, and a window makes several; set algo.kl_coef: 0",
-        ),
-        (
-            "rollout.players",
-            config.rollout.players,
-            config.rollout.players > 0,
-            "every process of accelerate plays its own episodes; set it to 0",
         ),
         (
             "env.shaping.normalize",

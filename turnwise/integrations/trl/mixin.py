@@ -70,7 +70,6 @@ class MultiTurnMixin:
         self.source = source
         self.async_generation = multi_turn and args.enable_async_generation and args.num_batches_ahead > 0
         self._algorithm = algorithm
-        self._rollout_config = config
         self._store = store
         self._player: EpisodePlayer | None = None
         self._engine = ""

@@ -11,18 +11,18 @@ from transformers.trainer_utils import get_last_checkpoint
 
 from turnwise.config.schema import Config
 from turnwise.envs.registry import make_env
+from turnwise.evaluate.evaluation import PolicyPlayer, evaluate
 from turnwise.generate.hf import HFGenerator
 from turnwise.integrations.trl.engines import base_model
-from turnwise.integrations.trl.mapping import NORM_TOKENS, refuse, trl_arguments
+from turnwise.integrations.trl.mapping import refuse, trl_arguments
 from turnwise.integrations.trl.sources import EnvSource
 from turnwise.log.console import ConsoleSink
 from turnwise.log.events import Evaluated, Notice, RunEnded, RunStarted, Sink, Sinks, StepDone
 from turnwise.log.report import write_report
 from turnwise.log.store import RunDirectory, RunReader
 from turnwise.log.trackers import make_trackers
-from turnwise.train.evaluate import PolicyPlayer, evaluate
+from turnwise.models.policy import load_model, load_tokenizer
 from turnwise.train.networks import first_policy, load_stored_tokenizer
-from turnwise.train.policy import load_model, load_tokenizer
 from turnwise.train.setup import Setting, choose_setting
 from turnwise.train.trainer import RunResult
 
@@ -139,7 +139,7 @@ class _TRLRun:
         )
         if algorithm.reduction == "token_sum_norm":
             # TRL divides by max_completion_length where turnwise divides by a constant; the loss is linear in this.
-            trainer.advantage_scale = args.max_completion_length / NORM_TOKENS
+            trainer.advantage_scale = args.max_completion_length / algorithm.norm_tokens
         return trainer
 
     def _source(self) -> EnvSource:

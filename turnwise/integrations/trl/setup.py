@@ -6,6 +6,7 @@ from typing import Any
 from accelerate import DistributedType
 from accelerate.utils import gather_object
 
+from turnwise.chat.render import Renderer
 from turnwise.config.schema import Config, EnvConfig, RolloutConfig, TrainConfig
 from turnwise.envs.base import EnvError
 from turnwise.generate.base import Generator
@@ -15,7 +16,6 @@ from turnwise.integrations.trl.config import VerifiersGRPOConfig
 from turnwise.integrations.trl.engines import Budgeted, Gate, TRLGenerator, base_model, snapshot
 from turnwise.integrations.trl.player import EpisodePlayer
 from turnwise.integrations.trl.sources import EnvSource
-from turnwise.rollout.render import Renderer
 
 logger = logging.getLogger(__name__)
 DEFAULT_TURNS = 10

@@ -7,15 +7,20 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from turnwise.config.schema import EnvConfig
-from turnwise.envs.adapt import as_env
+from turnwise.envs.adapters import as_env
+from turnwise.envs.any_object import looks_like_env
 from turnwise.envs.base import BaseEnv, Env, EnvError
+from turnwise.envs.data_rows import prompt_messages
 from turnwise.envs.messages import MultiTurnEnv
-from turnwise.envs.plain import looks_like_env
 from turnwise.envs.registry import find_env, make_env
-from turnwise.envs.rows import prompt_messages
 from turnwise.envs.validate import json_safe
 from turnwise.integrations.trl.factory_env import FactoryTurns
-from turnwise.integrations.verifiers import is_legacy_environment, is_taskset, legacy_source, taskset_source
+from turnwise.integrations.verifiers.environments import (
+    is_legacy_environment,
+    is_taskset,
+    legacy_source,
+    taskset_source,
+)
 from turnwise.seeding import derive_seed
 from turnwise.types import Json, Observation, Task
 

@@ -6,7 +6,8 @@ from typing import Any
 
 from trl import GRPOTrainer
 
-from turnwise.algos.algorithm import Algorithm, build_algorithm
+from turnwise.algos.algorithm import Algorithm
+from turnwise.algos.table import build_algorithm
 from turnwise.config.schema import AlgoConfig, Config
 from turnwise.integrations.trl import detect
 from turnwise.integrations.trl.config import VerifiersGRPOConfig, with_our_fields

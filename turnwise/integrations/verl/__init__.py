@@ -7,16 +7,16 @@ from importlib import import_module
 from typing import Any
 
 _EXPORTS = {
-    "AgentTrainer": "trainer",
-    "CustomEnvironmentDataset": "custom",
-    "CustomRayPPOTrainer": "custom",
-    "EnvironmentRewardWrapper": "custom",
-    "batch_from_dataproto": "convert",
-    "batch_from_tensordict": "convert",
-    "batch_to_dataproto": "convert",
-    "batch_to_tensordict": "convert",
-    "create_trainer": "custom",
-    "train": "run",
+    "AgentTrainer": "trainer.agent_trainer",
+    "CustomEnvironmentDataset": "trainer.custom",
+    "CustomRayPPOTrainer": "trainer.custom",
+    "EnvironmentRewardWrapper": "trainer.custom",
+    "batch_from_dataproto": "rollout.convert",
+    "batch_from_tensordict": "rollout.convert",
+    "batch_to_dataproto": "rollout.convert",
+    "batch_to_tensordict": "rollout.convert",
+    "create_trainer": "trainer.custom",
+    "train": "trainer.run",
 }
 
 __all__ = sorted(_EXPORTS)

@@ -1,7 +1,7 @@
 """`python -m turnwise.integrations.verl.overrides CONFIG`: the Hydra overrides that run a config of ours with verl's
 own command. One per line, ready for `xargs`:
 
-    export VERL_USE_EXTERNAL_MODULES=turnwise.integrations.verl.plugin
+    export VERL_USE_EXTERNAL_MODULES=turnwise.integrations.verl.engines.plugin
     python -m turnwise.integrations.verl.overrides my.yaml --gpus 8 | xargs -d '\\n' python -m verl.trainer.main_ppo
 """
 
@@ -9,10 +9,10 @@ import sys
 from collections.abc import Sequence
 
 from turnwise.config.load import load_config
-from turnwise.integrations.verl.cluster import CPU_SLOTS, find_placement
-from turnwise.integrations.verl.resolve import check_envs, open_recorder, place_model
-from turnwise.integrations.verl.sections import Payload
-from turnwise.integrations.verl.settings import check_supported, engine_name, to_overrides, verl_settings
+from turnwise.integrations.verl.config.resolve import check_envs, open_recorder, place_model
+from turnwise.integrations.verl.config.sections import Payload
+from turnwise.integrations.verl.config.settings import check_supported, engine_name, to_overrides, verl_settings
+from turnwise.integrations.verl.faults.cluster import CPU_SLOTS, find_placement
 
 
 def main(words: Sequence[str]) -> list[str]:

@@ -1,0 +1,91 @@
+"""GiGPO (arXiv 2505.10978): GRPO's advantage of the episode, plus one for the turn among turns from the same state.
+
+    A = A_episode + gigpo_weight * (G - mean) / (std + 1e-6)
+
+over all turns of the group that were played from the same state, where G discounts the turns' rewards by
+`high_level_gamma` per turn. A state that was met once says nothing. States are compared by the environment's state key,
+or by the text of the observation.
+"""
+
+import torch
+from torch import Tensor
+
+from turnwise.algos.algorithm import Algorithm, Estimate
+from turnwise.algos.groups import (
+    Singleton,
+    distance_from_mean,
+    group_inputs,
+    group_statistics,
+    score_episodes,
+    spread_over_tokens,
+)
+from turnwise.algos.layout import build_layout, discounted_suffix_sums
+from turnwise.algos.rounding import rounding_errors
+from turnwise.data.batch import Batch
+
+
+def gigpo(
+    rewards: Tensor,  # [B, T]
+    mask: Tensor,  # [B, T]
+    *,
+    group_ids: Tensor,  # [B]
+    state_ids: Tensor,  # [B, T]
+    gamma: float,
+    weight: float = 1.0,
+    turn_ids: Tensor | None = None,  # [B, T]
+    episode_ids: Tensor | None = None,  # [B]
+    counted: Tensor | None = None,  # [B]
+    errors: Tensor | None = None,  # [B, T]
+    singleton: Singleton = "error",
+) -> tuple[Tensor, Tensor, float]:
+    """Advantages and returns ([B, T] each) of GiGPO (arXiv 2505.10978), and the share of turns that had a peer.
+
+    GRPO's advantage of the episode, plus `weight` times that of the turn among all turns of the group that were played
+    from the same state: (G - mean) / (std + 1e-6), where G discounts the turns' rewards by `gamma` per turn. A state
+    that was met once says nothing: the turn's part is 0.
+
+    Args:
+        state_ids: Names the state in which each action token's turn was played; compared within a group.
+    """
+    scored = score_episodes(rewards, mask, group_ids=group_ids, episode_ids=episode_ids, counted=counted, errors=errors)
+    episodes = distance_from_mean(scored.members, singleton=singleton, normalize_std=True)
+    lay = build_layout(mask, turn_ids=turn_ids, episode_ids=episode_ids)
+    turn_returns, turn_errors = (
+        discounted_suffix_sums(lay.turn_sums(lay.take(part)), lengths=lay.episode_turns, decay=gamma)
+        for part in (rewards, rounding_errors(rewards, errors))
+    )
+    heads = lay.index[lay.turn_starts]
+    rows = torch.div(heads, lay.shape[1], rounding_mode="floor")
+    pairs = torch.stack([group_ids[rows], state_ids.reshape(-1)[heads]], -1)
+    _, states = torch.unique(pairs, dim=0, return_inverse=True)
+    counts = scored.members.counted[scored.episode_of_row[rows]]
+    members = group_statistics(turn_returns, states, counted=counts, errors=turn_errors)
+    steps = distance_from_mean(members, singleton="zero", normalize_std=True)
+    step_advantages = lay.put(torch.repeat_interleave(steps, lay.turn_lengths), rewards)
+    advantages, returns = spread_over_tokens(scored, episodes, rewards=rewards, mask=mask)
+    peers = float(((members.size > 1) & members.counted).sum() / members.counted.sum().clamp(min=1))
+    return advantages + weight * step_advantages, returns, peers
+
+
+def estimate(batch: Batch, algorithm: Algorithm, rewards: Tensor) -> Estimate:
+    advantages, returns, peers = gigpo(
+        rewards,
+        batch.response_mask,
+        state_ids=batch.state_ids,
+        gamma=algorithm.high_level_gamma,
+        weight=algorithm.gigpo_weight,
+        turn_ids=batch.turn_ids,
+        singleton=algorithm.singleton,
+        **group_inputs(batch),
+    )
+    return advantages, returns, {"gigpo/turns_with_peers": peers}
+
+
+GIGPO = Algorithm(
+    name="gigpo",
+    advantage="gigpo",
+    estimator=estimate,
+    settings=frozenset({"high_level_gamma", "gigpo_weight"}),
+    compares_groups=True,
+    reduction="episode_mean",
+)

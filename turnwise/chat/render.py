@@ -1,0 +1,299 @@
+"""Messages -> token ids through any chat template, without ever re-tokenising what the model said."""
+
+import json
+import logging
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol, cast
+
+from turnwise.chat.codec import EncodeCache, byte_table, table_decode
+from turnwise.chat.shapes import CHECK_EVERY, Roles, Shapes
+from turnwise.chat.template import read_template
+from turnwise.types import Json, Message
+
+logger = logging.getLogger(__name__)
+_BREAK = "\u200b"  # zero-width space: keeps the letters of a special token from becoming the token
+
+
+class Tokenizer(Protocol):
+    """The part of a Hugging Face tokenizer that turnwise uses."""
+
+    chat_template: Any
+    all_special_ids: list[int]
+    added_tokens_decoder: Mapping[int, Any]
+
+    def encode(self, text: str, *, add_special_tokens: bool = ...) -> list[int]: ...
+    def decode(self, token_ids: Any, *, skip_special_tokens: bool = ...) -> str: ...
+    def apply_chat_template(self, conversation: Any, **kwargs: Any) -> Any: ...
+
+
+_MAX_OPENINGS = 512
+
+
+@dataclass(kw_only=True, slots=True)
+class Rendered:
+    """A conversation as text, ready for the model's reply."""
+
+    text: str
+    roles: Roles | None = None
+    """Who speaks in it, where every message passes through the template unchanged."""
+    epoch: int = 0
+    """Of the shapes, when it was rendered."""
+
+
+def tools_key(tools: Sequence[Mapping[str, Json]]) -> str:
+    """Names a list of tool schemas. The order counts, because templates write it.
+
+    Example:
+        >>> tools_key(()), tools_key([{"name": "add"}])
+        ('', '[{"name": "add"}]')
+    """
+    return json.dumps([dict(tool) for tool in tools], default=repr) if tools else ""
+
+
+class Renderer:
+    """Renders conversations with the tokenizer's chat template.
+
+    A continuation is the difference of two renderings, so any template works; where a template rewrites history (Qwen3
+    drops earlier thinking) the difference does not exist, and the caller starts a new context.
+
+    Rendering takes longer than anything else that happens between two replies. Where a template provably puts contents
+    between texts that follow from the roles (see template.py), those texts are learned once and joined from then on;
+    a sample of the results is compared with the template's own, and the first difference ends it.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        if not tokenizer.chat_template:
+            raise ValueError(
+                "the tokenizer has no chat template, so messages cannot become tokens; "
+                "set model.chat_template to a Jinja template or to the path of one"
+            )
+        self._tokenizer = tokenizer
+        marked = {index for index, token in tokenizer.added_tokens_decoder.items() if token.special}
+        self._special_ids = marked | set(tokenizer.all_special_ids)
+        self._special_texts = {index: self._token_text(index) for index in self._special_ids}
+        texts = set(self._special_texts.values())
+        self._specials = sorted((text for text in texts if len(text) > 1), key=len, reverse=True)
+        self._any_special = re.compile("|".join(map(re.escape, self._specials)) or r"(?!)")
+        self._merge_system = False
+        self._core = self._fast_core()
+        self._bytes = None if self._core is None else byte_table(self._core)
+        self._encoded = EncodeCache()
+        self._template = tokenizer.chat_template
+        self._shapes = self._learnable()
+        self._openings: dict[tuple[tuple[Message, ...], str], str] = {}
+        fixed = _renders_by_template(tokenizer) and not re.search("strftime_now|random|lipsum", self._template)
+        self._keeps_openings = fixed
+
+    def prompt(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Json]] = ()) -> str:
+        """The whole conversation as text, ready for the model's reply."""
+        return self.render(messages, tools, key=tools_key(tools)).text
+
+    def render(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Json]], *, key: str) -> Rendered:
+        """The whole conversation, ready for the model's reply. `key` is the tools' `tools_key`."""
+        shapes = self._live_shapes()
+        if shapes is not None and all(map(shapes.plain, messages)):
+            roles = tuple([message.role for message in messages])
+            shape = shapes.shape(roles, tools, key)
+            if shape is not None:
+                text = shape.fill([message.content for message in messages])
+                shape.uses += 1
+                if shape.uses % CHECK_EVERY != 1 or self._agrees(text, messages, tools):
+                    return Rendered(text=text, roles=roles, epoch=shapes.epoch)
+        return Rendered(text=self._opening(messages, tools, key))
+
+    def extend(
+        self,
+        before: Rendered,
+        block: Sequence[Message],
+        tools: Sequence[Mapping[str, Json]],
+        *,
+        key: str,
+        end: str,
+        window: Callable[[], Sequence[Message]],
+    ) -> tuple[Rendered, str] | None:
+        """(the rendering with a further block, what follows the reply in it) by joining strings; None where that is
+        not known to be exact, and `render` and `continuation` must tell.
+
+        Args:
+            block: the reply to `before`, then what the environment said.
+            end: text of the end-of-turn token, if the model sampled it.
+            window: the whole conversation, for when the result is compared with the template's own.
+        """
+        shapes = self._live_shapes()
+        if shapes is None or before.roles is None or before.epoch != shapes.epoch:
+            return None
+        if not all(map(shapes.plain, block)):
+            return None
+        tail = shapes.tail(before.roles, tuple([message.role for message in block]), tools, key, end=end)
+        if tail is None:
+            return None
+        contents = [message.content for message in block[1:]]
+        whole = before.text + block[0].content + tail.whole.fill(contents)
+        tail.uses += 1
+        if tail.uses % CHECK_EVERY == 1 and not self._agrees(whole, window(), tools):
+            return None
+        return Rendered(text=whole, roles=tail.roles, epoch=before.epoch), tail.sent.fill(contents)
+
+    def _opening(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Json]], key: str) -> str:
+        """The template's rendering, kept where no reply is in it: groups share their openings."""
+        if not self._keeps_openings or any(message.role == "assistant" for message in messages):
+            return self._render(messages, tools)
+        known = (tuple(messages), key)
+        text = self._openings.get(known)
+        if text is None:
+            if len(self._openings) >= _MAX_OPENINGS:
+                self._openings.clear()
+            text = self._openings[known] = self._render(messages, tools)
+        return text
+
+    def _render(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Json]]) -> str:
+        """The conversation as the template itself renders it."""
+        cleaned = [self._neutralise(message) for message in messages]
+        if self._merge_system:
+            cleaned = _merge_system(cleaned)
+        try:
+            return self._apply(cleaned, tools)
+        except Exception as error:
+            # Some templates (Gemma) refuse a system message: say it at the start of the first user message.
+            if self._merge_system or not any(message.role == "system" for message in cleaned):
+                raise ValueError(f"the chat template failed on this conversation: {error}") from error
+            text = self._apply(_merge_system(cleaned), tools)
+            logger.warning("the chat template refuses system messages: they go into the first user message")
+            self._merge_system = True
+            self._openings.clear()
+            if self._shapes is not None:
+                self._shapes.forget()
+                if any("\n" in literal for literal in self._shapes.rules.literals):
+                    self._shapes = None  # one may stand across the joint of two contents, where no content shows it
+            return text
+
+    def continuation(self, before: str, reply: str, after: str, *, end: str = "") -> str | None:
+        """What follows the model's reply in the rendering of the longer conversation, or None where the template
+        changed what came before.
+
+        Args:
+            before: the rendering that the model replied to.
+            reply: what it said, without special tokens.
+            after: the rendering of the conversation with the reply and what came after it.
+            end: text of the end-of-turn token, if the model sampled it (it is in its ids already).
+        """
+        if not after.startswith(before):
+            return None
+        # Templates may trim a reply's edges. That is not rewriting: the model's ids stay as they are.
+        rest = after[len(before) :].lstrip()
+        said = self._neutralise_text(reply)
+        body = said.strip()
+        if not rest.startswith(body):
+            return None
+        rest = rest[len(body) :]
+        trailing = said[len(said.rstrip()) :] if body else ""
+        rest = rest.removeprefix(trailing)
+        if end:
+            stripped = rest.lstrip()
+            return stripped[len(end) :] if stripped.startswith(end) else rest
+        return rest
+
+    def encode(self, text: str) -> tuple[int, ...]:
+        """The ids of a text, special tokens in it included."""
+        ids = self._encoded.get(text)
+        if ids is None:
+            if self._core is not None:
+                ids = tuple(self._core.encode(text, add_special_tokens=False).ids)
+            else:
+                ids = tuple(self._tokenizer.encode(text, add_special_tokens=False))
+            self._encoded.put(text, ids)
+        return ids
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of ids without special tokens."""
+        if self._bytes is not None:
+            return table_decode(self._bytes, self._core, ids)
+        if self._core is not None:
+            return self._core.decode(list(ids), skip_special_tokens=True)
+        return self._tokenizer.decode(list(ids), skip_special_tokens=True)
+
+    def _fast_core(self) -> Any:
+        """The tokenizer's Rust core, which is twice as quick as the wrapper around it, where both agree."""
+        core = getattr(self._tokenizer, "backend_tokenizer", None)
+        if core is None:
+            return None
+        text = "Turn 1:\n P _ <answer>up || down</answer> , . 'tis" + "".join(self._specials) + " \u00e9\n"
+        ids = list(core.encode(text, add_special_tokens=False).ids)
+        same = ids == list(self._tokenizer.encode(text, add_special_tokens=False))
+        plain = core.decode(ids, skip_special_tokens=True) == self._tokenizer.decode(ids, skip_special_tokens=True)
+        return core if same and plain else None
+
+    def _learnable(self) -> Shapes | None:
+        if not _renders_by_template(self._tokenizer):
+            return None
+        rules = read_template(self._template)
+        return None if rules is None else Shapes(rules=rules, render=self._render, specials=self._specials)
+
+    def _live_shapes(self) -> Shapes | None:
+        if self._tokenizer.chat_template is not self._template:
+            self._template = self._tokenizer.chat_template
+            self._openings.clear()
+            self._keeps_openings = False
+            self._shapes = self._learnable()
+        if self._shapes is not None:
+            self._shapes.refresh()
+        return self._shapes
+
+    def _agrees(self, text: str, messages: Sequence[Message], tools: Sequence[Mapping[str, Json]]) -> bool:
+        """True where the template renders the same. The first difference is the last: shapes are given up."""
+        if self._render(messages, tools) == text:
+            return True
+        logger.warning("what was learned of the chat template does not hold: from now on it renders every turn itself")
+        self._shapes = None
+        return False
+
+    def token_text(self, token_id: int) -> str:
+        """The text that one special token has in a rendering."""
+        return self._special_texts.get(token_id) or self._token_text(token_id)
+
+    def _token_text(self, token_id: int) -> str:
+        return self._tokenizer.decode([token_id], skip_special_tokens=False)
+
+    def is_special(self, token_id: int) -> bool:
+        return token_id in self._special_ids
+
+    def _apply(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Json]]) -> str:
+        rendered = self._tokenizer.apply_chat_template(
+            [message.to_json() for message in messages],
+            tools=[dict(tool) for tool in tools] or None,
+            add_generation_prompt=True,
+            tokenize=False,
+        )
+        return cast(str, rendered)
+
+    def _neutralise(self, message: Message) -> Message:
+        text = self._neutralise_text(message.content)
+        return message if text is message.content else replace(message, content=text)
+
+    def _neutralise_text(self, text: str) -> str:
+        """The text, with special tokens spelled out in it broken up, so that neither an environment nor a model can
+        forge a turn. Only what is rendered changes; sampled ids are never touched."""
+        if self._any_special.search(text) is None:
+            return text
+        for token in self._specials:
+            if token in text:
+                text = text.replace(token, token[0] + _BREAK + token[1:])
+        return text
+
+
+def _renders_by_template(tokenizer: Tokenizer) -> bool:
+    """True where transformers renders one Jinja template, and not a method of the tokenizer's own."""
+    owner = next((cls for cls in type(tokenizer).__mro__ if "apply_chat_template" in vars(cls)), None)
+    usual = owner is not None and owner.__module__ == "transformers.tokenization_utils_base"
+    return usual and "apply_chat_template" not in vars(tokenizer) and isinstance(tokenizer.chat_template, str)
+
+
+def _merge_system(messages: Sequence[Message]) -> list[Message]:
+    system = [message.content for message in messages if message.role == "system"]
+    others = [message for message in messages if message.role != "system"]
+    if not system or not others:
+        return list(others)
+    first = replace(others[0], content="\n\n".join([*system, others[0].content]))
+    return [first, *others[1:]]

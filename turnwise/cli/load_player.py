@@ -1,0 +1,87 @@
+"""From a word to a player: random, scripted, behind an endpoint, or a policy from a run, a checkpoint or a model."""
+
+from pathlib import Path
+from typing import Any
+
+from turnwise.config.schema import Config
+from turnwise.envs.user_code import UnknownNameError, load_named
+from turnwise.evaluate.evaluation import PolicyPlayer
+from turnwise.evaluate.players import ChatPlayer, Player, RandomPlayer, ScriptedPlayer
+from turnwise.rollout.speakers import PlayerError
+
+
+def load_player(spec: str, config: Config) -> Player:
+    """The player that speaks in messages and is called so: random, openai:URL#MODEL, or script:WHERE:FUNCTION.
+
+    Raises:
+        PlayerError: nobody is called so.
+    """
+    kind, _, rest = spec.partition(":")
+    if kind == "random" and not rest:
+        return RandomPlayer()
+    if kind == "script" and ":" in rest:
+        try:
+            return ScriptedPlayer(spec, load_named(rest))
+        except UnknownNameError as error:
+            raise PlayerError(f"{error}; a script is called with a Situation and returns text") from error
+    if kind == "openai" and rest:
+        return _chat_player(rest, config)
+    raise PlayerError(
+        f"nobody is called {spec!r}; players are random, script:FILE.py:FUNCTION (or script:MODULE:FUNCTION) and "
+        "openai:URL#MODEL, or name a run directory or a model"
+    )
+
+
+def load_policy(
+    config: Config, *, run: Path | None = None, model: str | None = None, first: bool = False, name: str = "policy"
+) -> PolicyPlayer:
+    """The policy of a run's last checkpoint, of its beginning (`first`), of a model, or of the config alone."""
+    from turnwise.generate.hf import HFGenerator
+    from turnwise.models.policy import Precision, cast_parameters, load_model, load_tokenizer
+    from turnwise.train.checkpoint import latest_checkpoint
+    from turnwise.train.warmstart import build_embedded
+
+    where: str | Path | None = model or config.model.path
+    stored = run is not None and model is None
+    if run is not None and stored and not first:
+        checkpoint = latest_checkpoint(run / "checkpoints", refused=print)
+        if checkpoint is None:
+            raise PlayerError(f"{run} has no whole checkpoint; give a model, or train first")
+        where = checkpoint.model
+    elif run is not None and stored and (run / "initial_model").is_dir():
+        where = run / "initial_model"
+    if where is None:
+        network, tokenizer, _ = build_embedded(config)
+    else:
+        settings = config.model.model_copy(update={"path": str(where), "gguf_file": None, "tokenizer": None})
+        same = str(where) == config.model.path
+        network = load_model(config.model if same else settings)
+        tokenizer = load_tokenizer(config.model if same else settings)
+    precision = Precision.choose(config.model.dtype, device=config.train.device)
+    sampler: Any = cast_parameters(network.to(device=precision.device), precision.dtype).eval()
+    generator = HFGenerator(
+        sampler,
+        tokenizer,
+        slots=config.rollout.slots,
+        max_context=config.rollout.max_context,
+        deterministic=config.train.deterministic,
+    )
+    return PolicyPlayer(generator=generator, tokenizer=tokenizer, name=name)
+
+
+def _chat_player(where: str, config: Config) -> ChatPlayer:
+    import os
+
+    from turnwise.generate.openai import ChatClient
+    from turnwise.rollout.proxy import sampling_for
+
+    url, _, model = where.partition("#")
+    if not model:
+        raise PlayerError(f"openai:{where} names no model; write openai:URL#MODEL, as in openai:{url}#qwen3")
+    try:
+        client = ChatClient(
+            url, model=model, api_key=os.environ.get("OPENAI_API_KEY"), timeout=config.rollout.generate_timeout
+        )
+    except ValueError as error:
+        raise PlayerError(str(error)) from error
+    return ChatPlayer(model, client, sampling_for(config.rollout, "val"))

@@ -1,0 +1,1 @@
+"""The environments that come with turnwise. Each stands alone: none imports another."""

@@ -1,9 +1,0 @@
-"""WebShop: a shop to search and buy in, with WebShop's pages, goals and reward, and none of its servers."""
-
-from turnwise.envs.webshop.catalog import Product, ProductError, read_products
-from turnwise.envs.webshop.env import WebShopEnv
-from turnwise.envs.webshop.goals import Goal
-from turnwise.envs.webshop.reward import Score, judge
-from turnwise.envs.webshop.shop import Shop, load_shop
-
-__all__ = ["Goal", "Product", "ProductError", "Score", "Shop", "WebShopEnv", "judge", "load_shop", "read_products"]

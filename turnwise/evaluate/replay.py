@@ -1,0 +1,159 @@
+"""A stored episode again: the same observations and rewards from task, noise seed and recorded replies, or the first
+difference."""
+
+from collections.abc import Generator
+from dataclasses import dataclass
+from pathlib import Path
+
+from turnwise.config.schema import Config, EnvConfig
+from turnwise.envs.base import EnvFactory
+from turnwise.generate.base import GeneratorError
+from turnwise.log.store import read_lines
+from turnwise.rollout.agents import Agent
+from turnwise.rollout.outputs import EnvInput
+from turnwise.rollout.plan import EpisodePlan, env_configs, turn_limit
+from turnwise.rollout.proxy import AgentProxy
+from turnwise.types import Episode, Status, Turn
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Difference:
+    """Where a replay first left the record.
+
+    Example:
+        >>> print(Difference(episode_id="e", where="turn 2", what="reward", recorded=1.0, replayed=0.0))
+        e, turn 2: reward was 1.0, is now 0.0
+    """
+
+    episode_id: str
+    where: str
+    what: str
+    recorded: object
+    replayed: object
+
+    def __str__(self) -> str:
+        return f"{self.episode_id}, {self.where}: {self.what} was {self.recorded!r}, is now {self.replayed!r}"
+
+
+class RecordedSpeaker:
+    """Says what was recorded, token for token."""
+
+    def __init__(self, episode: Episode) -> None:
+        self._episode = episode
+
+    def open(self, agent: Agent) -> None:
+        """Nothing to prepare."""
+
+    async def reply(self, agent: Agent) -> EnvInput:
+        turns, index = self._episode.turns, len(agent.turns)
+        if index == len(turns):
+            raise GeneratorError("no further reply is recorded")
+        turn, last = turns[index], index == len(turns) - 1
+        return EnvInput(
+            env_id=agent.plan.env_id,
+            text=turn.text,
+            completion=turn.completion,
+            prompt_ids=turn.prompt_ids,
+            restart=turn.restart,
+            context_full=last and self._episode.status is Status.TRUNCATED_LENGTH,
+        )
+
+    def final_ids(self, agent: Agent) -> tuple[int, ...]:
+        return self._episode.final_ids
+
+    async def close(self, agent: Agent) -> None:
+        """Nothing to release."""
+
+
+def replay_episode(episode: Episode, config: Config, *, factory: EnvFactory | None = None) -> Difference | None:
+    """None where environment and agent give again what is recorded; the first difference otherwise.
+
+    The model is not asked: its recorded replies are played. So are the turns before a failure; the failure is not.
+    """
+    tags = {**env_configs(config, config.rollout.train), **env_configs(config, config.rollout.val)}
+    if factory is None and episode.tag not in tags:
+        raise ValueError(
+            f"episode {episode.id} was played in {episode.tag!r}, and the config knows only {', '.join(tags)}; give "
+            "the config that it was played with"
+        )
+    again = _play_again(episode, config, tags.get(episode.tag, config.env), factory)
+    found = next(_differences(episode, again), None)
+    return None if found is None else found.of(episode)
+
+
+def _play_again(episode: Episode, config: Config, env: EnvConfig, factory: EnvFactory | None) -> Episode:
+    """The recorded replies in an environment of their own, with the limits of any rollout and no second try."""
+    groups = config.rollout.train.model_copy(update={"tags": (episode.tag,), "n_groups": ()})
+    rollout = config.rollout.model_copy(update={"train": groups, "retries": 0})
+    config = config.model_copy(update={"rollout": rollout, "envs": {**config.envs, episode.tag: env}})
+    factories = None if factory is None else {episode.tag: factory}
+    proxy = AgentProxy(config, factories=factories, speaker=RecordedSpeaker(episode))
+    try:
+        plan = EpisodePlan(
+            env_id=0,
+            group_id=episode.group_id,
+            index=episode.index,
+            tag=episode.tag,
+            task=episode.task,
+            seed=episode.seed,
+            noise_seed=episode.noise_seed,
+            episode_id=episode.id,
+            max_turn=turn_limit(config, env, proxy.env_state.probes[episode.tag]),
+        )
+        (again,) = proxy.play_these([plan])
+        return again
+    finally:
+        proxy.close()
+
+
+def _differences(recorded: Episode, again: Episode) -> Generator["_Found"]:
+    if again.prompt and again.prompt != recorded.prompt:
+        yield _Found("the opening", "messages", recorded.prompt, again.prompt)
+    for index, turn in enumerate(recorded.turns):
+        if len(again.turns) <= index:
+            if again.status.failed:
+                yield _Found(f"turn {index}", "the environment", "answering", f"failing ({again.error})")
+            yield _Found(f"turn {index}", "the episode", "going on", f"over ({again.error or again.status.value})")
+            return
+        yield from _compare(index, turn, again.turns[index])
+    ran_out = again.status is Status.GENERATOR_ERROR and len(again.turns) == len(recorded.turns)
+    status = "still going on" if ran_out else again.status.value
+    if not recorded.status.failed and status != recorded.status.value:
+        yield _Found("the end", "status", recorded.status.value, status)
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    where: str
+    what: str
+    recorded: object
+    replayed: object
+
+    def of(self, episode: Episode) -> Difference:
+        return Difference(
+            episode_id=episode.id,
+            where=self.where,
+            what=self.what,
+            recorded=self.recorded,
+            replayed=self.replayed,
+        )
+
+
+def _compare(index: int, recorded: Turn, replayed: Turn) -> Generator[_Found]:
+    pairs = (
+        ("action", recorded.action, replayed.action),
+        ("messages", recorded.messages, replayed.messages),
+        ("reward", recorded.reward, replayed.reward),
+        ("reward parts", dict(recorded.reward_parts), dict(replayed.reward_parts)),
+        ("state", recorded.state_key, replayed.state_key),
+    )
+    for what, old, new in pairs:
+        if old != new:
+            yield _Found(f"turn {index}", what, old, new)
+
+
+def read_episodes(path: Path) -> list[Episode]:
+    """The episodes of a JSONL file. A torn last line is left out."""
+    if not path.is_file():
+        raise FileNotFoundError(f"there is no file {path}")
+    return [Episode.from_json(row) for row in read_lines(path)]

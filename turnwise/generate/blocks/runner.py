@@ -1,0 +1,132 @@
+"""Runs requests in blocks that stay on the device: the engine of CUDA."""
+
+import asyncio
+import time
+from collections.abc import Callable
+
+from transformers import PreTrainedModel
+
+from turnwise.generate.base import GeneratorError
+from turnwise.generate.blocks.driver import BlockDriver, Outcome
+from turnwise.generate.requests import Request, Requests, not_finite
+from turnwise.generate.slots.passes import inference
+
+ANSWERS = (4, 256)
+"""Completions that are handed out at once, at least and at most."""
+ROUND_SECONDS = 0.002
+"""Seconds of the host's work on environments and templates at a time: the device must not wait for the end of it."""
+POLL_SECONDS = 0.0003
+"""How often a running block is looked at while the host has nothing to do."""
+
+
+class BlockRunner:
+    """Blocks of steps on the device. Completions are handed out all the while, and the host works on their
+    environments and templates, but never so long that the device has nothing to do."""
+
+    def __init__(self, model: PreTrainedModel, blocks: BlockDriver, requests: Requests) -> None:
+        self._model = model
+        self._blocks = blocks
+        self._requests = requests
+        self._scheduler = requests.scheduler
+        self._together = ANSWERS[0]
+        self._round = 0.0
+        """Seconds that handing out takes at a time."""
+        requests.leave = blocks.leave
+
+    @property
+    def busy(self) -> bool:
+        return self._scheduler.busy or bool(self._requests.answers) or self._blocks.running
+
+    async def run(self) -> None:
+        """Launches one block and takes the tokens of the one before."""
+        before = self._blocks.running
+        self._on_device(self._launch)
+        if before:
+            while not self._blocks.ready:
+                if self._requests.answers:
+                    await self._hand_out()
+                else:  # a loop without a moment's sleep would keep the interpreter from threads that play environments
+                    await asyncio.sleep(POLL_SECONDS)
+            self._on_device(self._take)
+        await self._hand_out()
+        # Whoever asks until then goes into the next block, and does not wait for another.
+        while not self._blocks.ending(within=self._round):
+            if self._requests.answers:
+                await self._hand_out()
+            elif self._scheduler.expecting and not self._blocks.all_done:
+                await asyncio.sleep(POLL_SECONDS)
+            else:
+                break
+
+    async def _hand_out(self) -> None:
+        full = len(self._requests.answers) >= self._together
+        started = time.perf_counter()
+        self._requests.hand_out(self._together)
+        await asyncio.sleep(0)
+        self._round = time.perf_counter() - started
+        if self._round > ROUND_SECONDS:
+            self._together = max(ANSWERS[0], self._together // 2)
+        elif full and self._round < ROUND_SECONDS / 2:
+            self._together = min(ANSWERS[1], 2 * self._together)
+
+    def _on_device(self, call: Callable[[], None]) -> None:
+        try:
+            with inference(self._model):
+                call()
+        except Exception as error:  # whatever a model raises, nothing that was running can be trusted
+            failure = GeneratorError(f"the model failed on a block: {error!r}")
+            failure.__cause__ = error
+            self._blocks.reset()
+            self._blocks.engine.free()
+            self._requests.fail_all(failure)
+            self._requests.evict_all()
+
+    def _launch(self) -> None:
+        blocks, stats = self._blocks, self._requests.stats
+        stats.evictions += self._scheduler.admit()
+        steps = max(1, blocks.engine.steps // 2)  # a slot that ends waits for the end of this block and for the next
+        fresh = self._scheduler.take_begun()
+        given = sum(len(state.ids) - state.cached for state in fresh)
+        shared, decoded = blocks.shared_tokens, blocks.decode_steps
+        blocks.launch([self._requests.open[state.key] for state in fresh], steps=steps)
+        shared = blocks.shared_tokens - shared
+        stats.shared_tokens += shared
+        stats.prefilled_tokens += given - shared
+        stats.decode_steps += blocks.decode_steps - decoded
+        stats.prefill_steps += bool(fresh)
+
+    def _take(self) -> None:
+        blocks, stats = self._blocks, self._requests.stats
+        spent = (blocks.prefill_seconds, blocks.decode_seconds)
+        outcomes = blocks.read()
+        stats.decode_rows += sum(len(outcome.ids) for outcome in outcomes)
+        stats.prefill_seconds += blocks.prefill_seconds - spent[0]
+        stats.decode_seconds += blocks.decode_seconds - spent[1]
+        for outcome in outcomes:
+            self._accept(self._requests.open[outcome.request.state.key], outcome)
+
+    def _accept(self, request: Request, outcome: Outcome) -> None:
+        """Adds the tokens of a block, and answers the request if they end it. What was drawn past the end of a
+        completion that only the host can see (a stop string) is forgotten."""
+        state, stats = request.state, self._requests.stats
+        sampling = state.sampling
+        assert sampling is not None
+        if outcome.broken:
+            self._requests.fail(request, not_finite(state))
+            return
+        stopped = False
+        if sampling.stop or sampling.stop_ids:
+            for token, logprob in zip(outcome.ids, outcome.logprobs, strict=True):
+                state.append(token, logprob)
+                stats.decoded_tokens += 1
+                stopped = request.stops.reached(state.ids[request.start :])
+                if stopped:
+                    break
+        else:  # the device knows all there is to know: only the last token can be a stop
+            state.ids.extend(outcome.ids)
+            state.logprobs.extend(outcome.logprobs)
+            stats.decoded_tokens += len(outcome.ids)
+            stopped = request.stops.reached(outcome.ids)
+        if stopped or len(state.logprobs) >= request.limit:
+            self._blocks.finish(request)
+            self._requests.answer(request, stopped=stopped)

@@ -1,0 +1,1 @@
+"""Environments of other libraries, by name: gymnasium, TextArena, reasoning-gym, GEM, OpenEnv."""

@@ -1,0 +1,13 @@
+"""Environments of verifiers behind turnwise's protocol: those of 0.3.1 and before, and the tasksets of 0.4."""
+
+from importlib import import_module
+from typing import Any
+
+_EXPORTS = ("TasksetEnv", "is_legacy_environment", "is_taskset", "legacy_source", "taskset_source")
+__all__ = list(_EXPORTS)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _EXPORTS:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.environments"), name)

@@ -1,0 +1,1 @@
+"""From a config of ours to verl's: settings, refusals, what must be installed."""

@@ -1,0 +1,1 @@
+"""What goes wrong on a cluster: no devices, dead workers. Errors instead of waits."""

@@ -1,0 +1,149 @@
+"""Ray: where a run finds its devices, and errors instead of waits where it does not."""
+
+import os
+import socket
+from typing import Any
+from uuid import uuid4
+
+from turnwise.integrations.verl.config.require import PLUGIN, require_engine, require_verl
+from turnwise.integrations.verl.config.settings import Placement
+from turnwise.integrations.verl.engines.hf_session import SESSION
+
+CONNECT_SECONDS = 10.0
+CPU_SLOTS = 16
+"""Logical CPUs of a local Ray. verl places actors by them; the machine's real number may be smaller."""
+_OBJECT_STORE_BYTES = 256 << 20
+_VLLM_ON_CPU = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+"""vLLM without a GPU: GiB of cache, and threads that other workers may share a core with. Only vLLM reads them."""
+
+
+class ClusterError(ValueError):
+    """The devices that were asked for are not there."""
+
+
+def find_placement(*, device: str, nodes: int = 1, gpus: int | None = None, address: str | None = None) -> Placement:
+    """Where the run happens, before anything is started.
+
+    Args:
+        device: train.device: auto, cpu or cuda.
+        gpus: per node. None: all that this machine has. On the CPU: ranks per node, 1 by default.
+        address: of a running Ray cluster. None: one is started on this machine.
+
+    Raises:
+        ClusterError: GPUs were asked for that are not there, or several nodes without a cluster.
+    """
+    import torch
+
+    if nodes < 1 or (gpus is not None and gpus < 1):
+        raise ClusterError(f"nodes and gpus are at least 1, got nodes={nodes} and gpus={gpus}")
+    if nodes > 1 and address is None:
+        raise ClusterError(
+            f"{nodes} nodes need a running Ray cluster: start it with `ray start`, then pass its address"
+        )
+    there = torch.cuda.device_count()
+    if device == "cpu":
+        return Placement(nodes=nodes, gpus=gpus or 1, device="cpu")
+    if address is not None:  # the cluster's nodes have the GPUs, not necessarily this machine
+        if gpus is None and not there:
+            raise ClusterError("this machine has no GPU to count; say with --gpus how many each node has")
+        return Placement(nodes=nodes, gpus=gpus or there, device="cuda")
+    if not there and (device.startswith("cuda") or gpus is not None):
+        asked = f"train.device is {device!r}" if device.startswith("cuda") else f"{gpus} GPUs were asked for"
+        raise ClusterError(
+            f"{asked}, but this machine has no GPU; set train.device: cpu (with --gpus N for N ranks on the CPU)"
+        )
+    if not there:
+        return Placement(device="cpu")
+    if gpus is not None and gpus > there:
+        raise ClusterError(f"{gpus} GPUs were asked for, but this machine has {there}; lower --gpus")
+    return Placement(gpus=gpus or there, device="cuda")
+
+
+def worker_environment(*, device: str) -> dict[str, str]:
+    """Environment variables that every process of the run needs."""
+    found = {
+        "VERL_USE_EXTERNAL_MODULES": PLUGIN,
+        SESSION: os.environ.setdefault(SESSION, uuid4().hex[:8]),
+        "TRANSFER_QUEUE_ENABLE": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+        "RAY_USAGE_STATS_ENABLED": "0",
+    }
+    if device == "cpu":
+        found["OMP_NUM_THREADS"] = os.environ.get("OMP_NUM_THREADS", "1")
+        found["ONEDNN_MAX_CPU_ISA"] = "AVX512_CORE_BF16"  # some virtual machines offer AMX and die of using it
+        for name, value in _VLLM_ON_CPU.items():
+            found[name] = os.environ.get(name, value)
+    return found
+
+
+def start_ray(placement: Placement, *, address: str | None = None) -> bool:
+    """Connects to Ray, starting it where there is none. True where this call started or joined it.
+
+    Raises:
+        VerlUnavailableError: verl or Ray is missing.
+        ClusterError: the cluster cannot be reached, or has fewer devices than asked for.
+    """
+    require_verl()
+    environment = worker_environment(device=placement.device)
+    os.environ.update(environment)
+    import ray
+
+    if ray.is_initialized():
+        _check_devices(ray, placement)
+        return False
+    options: dict[str, Any] = {"include_dashboard": False, "log_to_driver": bool(os.environ.get("TURNWISE_RAY_LOGS"))}
+    if address is not None:
+        _check_reachable(address)
+        ray.init(address=address, runtime_env={"env_vars": environment}, log_to_driver=options["log_to_driver"])
+    else:
+        ray.init(
+            address="local",  # never a cluster that was left behind, dead or alive
+            num_cpus=max(CPU_SLOTS, os.cpu_count() or 1, 8 * placement.gpus),
+            num_gpus=placement.gpus,
+            object_store_memory=_OBJECT_STORE_BYTES if placement.device == "cpu" else None,
+            runtime_env={"env_vars": environment},
+            **options,
+        )
+    try:
+        _check_devices(ray, placement)
+    except ClusterError:
+        ray.shutdown()
+        raise
+    return True
+
+
+def check_engine(engine: str, *, address: str | None = None) -> None:
+    """Returns where the run can have its engine, or where that is not known: the nodes of a running cluster may have
+    what this machine has not.
+
+    Raises:
+        VerlUnavailableError: Ray would be started on this machine, and the engine is not installed.
+    """
+    import ray
+
+    if address is None and not ray.is_initialized():
+        require_engine(engine)
+
+
+def _check_reachable(address: str) -> None:
+    if address in ("auto", "local"):
+        return
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    try:
+        with socket.create_connection((host, int(port)), timeout=CONNECT_SECONDS):
+            pass
+    except (OSError, ValueError) as error:
+        raise ClusterError(
+            f"no Ray cluster answers at {address} ({error}); start one with `ray start --head`, and give host:port"
+        ) from error
+
+
+def _check_devices(ray: Any, placement: Placement) -> None:
+    alive = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    fitting = sum(resources.get("GPU", 0) >= placement.gpus for resources in alive)
+    if fitting < placement.nodes:
+        counts = sorted((int(resources.get("GPU", 0)) for resources in alive), reverse=True)
+        raise ClusterError(
+            f"{placement.nodes} node(s) with {placement.gpus} GPU(s) each were asked for, but the cluster's nodes have "
+            f"{counts}; lower --nodes or --gpus, or add nodes"
+        )

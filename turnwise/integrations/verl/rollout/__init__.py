@@ -1,0 +1,1 @@
+"""Our episodes on verl's servers: agent loops, lockstep, rows of verl's data <-> our batches."""

@@ -1,0 +1,130 @@
+"""Rows of the TransferQueue <-> Batch: what verl's controller moves around, in our terms."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import transfer_queue as tq
+from tensordict import TensorDict
+from torch import Tensor
+
+from turnwise.data.batch import Batch
+from turnwise.integrations.verl.rollout.agent_loop import FAILURES
+from turnwise.integrations.verl.rollout.convert import PER_TOKEN, batch_from_tensordict, batch_to_tensordict
+from turnwise.types import Episode
+
+_ALWAYS = ("prompts", "responses", "response_mask", "rm_scores", "rollout_log_probs", "turn_ids", "state_ids")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rows:
+    """The real rows of a queue's batch (verl's padding left out), ordered by group, member and context."""
+
+    batch: Batch
+    infos: list[dict[str, Any]]
+    """What the agent loop said of each row's episode."""
+    places: list[int]
+    """The place of each row in verl's batch."""
+
+    @property
+    def episodes(self) -> list[Episode]:
+        """The rows' episodes, where the agent loop sent them along; else empty."""
+        lines = [info["line"] for info in self.infos if info["row"] == 0]
+        return [Episode.from_line(line) for line in lines] if lines and all(lines) else []
+
+    @property
+    def members(self) -> list[dict[str, Any]]:
+        """One info per episode."""
+        return [info for info in self.infos if info["row"] == 0]
+
+
+def read_rows(meta: Any, *, fields: Sequence[str] = ()) -> Rows:
+    """The rows of verl's batch as a Batch, with these further fields (verl's names) where they are set."""
+    names = [*_ALWAYS, "extra_fields", *fields]
+    data = tq.kv_batch_get(keys=meta.keys, partition_id=meta.partition_id, select_fields=names)
+    infos = [_plain(extra)["turnwise"] for extra in data.pop("extra_fields").tolist()]
+    real = [place for place, tag in enumerate(meta.tags) if not tag.get("is_padding", False)]
+    if not real:
+        raise ValueError("verl's batch holds nothing but padding: no episode could be used")
+    uids = [key.rsplit("_", 2)[:2] for key in meta.keys]
+    real.sort(key=lambda place: (infos[place]["group"], uids[place], infos[place]["row"]))
+    groups: dict[str, int] = {}
+    episodes: dict[tuple[str, str], int] = {}
+    for place in real:
+        uid, member = uids[place]
+        groups.setdefault(uid, len(groups))
+        episodes.setdefault((uid, member), len(episodes))
+    chosen: dict[str, Any] = {}
+    for name in (*_ALWAYS, *fields):
+        if name in data and name != "bootstrap":
+            rows = list(data[name].unbind())
+            chosen[name] = torch.nested.as_nested_tensor([rows[place] for place in real], layout=torch.jagged)
+    chosen["loss_mask"] = chosen["response_mask"]
+    chosen["episode_ids"] = torch.tensor([episodes[uids[place][0], uids[place][1]] for place in real])
+    chosen["group_ids"] = torch.tensor([groups[uids[place][0]] for place in real])
+    chosen["truncated"] = torch.tensor([infos[place]["truncated"] for place in real])
+    if "bootstrap" in data:
+        chosen["bootstrap"] = data["bootstrap"].reshape(-1)[real]
+    return Rows(batch=batch_from_tensordict(chosen), infos=[infos[place] for place in real], places=real)
+
+
+def write_tokens(
+    meta: Any,
+    rows: Rows,
+    tensors: Mapping[str, Tensor],
+    *,
+    names: Mapping[str, str] = PER_TOKEN,
+    padding: float = 0.0,
+) -> Any:
+    """Puts [B, T] tensors of the rows, by our names in Batch, into the queue under verl's; padding rows are filled."""
+    cut = batch_to_tensordict(rows.batch.replace(**tensors))
+    fields: dict[str, Tensor] = {}
+    for own in tensors:
+        found = [torch.full((tag["response_len"],), padding) for tag in meta.tags]
+        for place, row in zip(rows.places, cut[PER_TOKEN[own]].unbind(), strict=True):
+            found[place] = row.float()
+        fields[names[own]] = torch.nested.as_nested_tensor(found, layout=torch.jagged)
+    return tq.kv_batch_put(
+        keys=meta.keys, partition_id=meta.partition_id, fields=TensorDict(fields, batch_size=[len(meta.keys)])
+    )
+
+
+def drop_places(meta: Any, places: set[int]) -> Any:
+    """verl's batch without the rows at these places, which leave the queue too."""
+    from transfer_queue import KVBatchMeta
+
+    gone = [meta.keys[place] for place in sorted(places)]
+    if not gone:
+        return meta
+    tq.kv_clear(keys=gone, partition_id=meta.partition_id)
+    kept = [place for place in range(len(meta.keys)) if place not in places]
+    return KVBatchMeta(
+        partition_id=meta.partition_id,
+        keys=[meta.keys[place] for place in kept],
+        tags=[meta.tags[place] for place in kept],
+        extra_info=meta.extra_info,
+    )
+
+
+def queue_actors(config: Any) -> dict[str, Any]:
+    """The actors of the TransferQueue, by what a user may call them."""
+    import ray
+
+    found = {"controller of the TransferQueue": ray.get_actor("TransferQueueController", namespace="transfer_queue")}
+    if config.backend.storage_backend == "SimpleStorage":
+        for number in range(config.backend.SimpleStorage.num_data_storage_units):
+            found[f"storage {number} of the TransferQueue"] = ray.get_actor(f"TransferQueueStorageUnit#{number}")
+    return found
+
+
+def take_failures() -> list[dict[str, str]]:
+    """The failed episodes that were noted since the last call, each as status, error, split and key."""
+    noted = (tq.kv_list(FAILURES) or {}).get(FAILURES, {})
+    if noted:
+        tq.kv_clear(keys=list(noted), partition_id=FAILURES)
+    return [{**tag, "key": key} for key, tag in noted.items()]
+
+
+def _plain(extra: Any) -> dict[str, Any]:
+    return getattr(extra, "data", extra)  # a tensordict may hand out its wrapper

@@ -1,0 +1,424 @@
+"""AgentTrainer: verl's synchronous PPO trainer with our generation step and our credit assignment.
+
+Of verl's step (sample, balance, old log-probs, reference, values, advantages, critic, actor) these parts are replaced:
+what is generated (agent loops, or SyncMultiTurnRollout), which rows go on (failures, group filters), advantages, and
+the pace of the updates (updates.py).
+"""
+
+import logging
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, NoReturn
+
+import ray
+import torch
+import transfer_queue as tq
+from omegaconf import open_dict
+from tensordict import TensorDict
+from verl import DataProto
+from verl.trainer.ppo.v1 import AgentLoopManagerTQ
+from verl.trainer.ppo.v1.trainer_base import register_trainer
+from verl.workers.utils.padding import response_from_nested
+
+from turnwise.algos.credit import compute_advantages
+from turnwise.algos.filters import filter_groups
+from turnwise.algos.kl import MAX_LOG_RATIO, kl_rewards
+from turnwise.algos.table import build_algorithm
+from turnwise.envs.base import EnvFactory
+from turnwise.integrations.verl.config.resolve import resolve
+from turnwise.integrations.verl.config.settings import MODE
+from turnwise.integrations.verl.engines import plugin  # noqa: F401 - registers on import
+from turnwise.integrations.verl.faults.watch import Watchdog, WorkerDiedError
+from turnwise.integrations.verl.rollout import lockstep
+from turnwise.integrations.verl.rollout.convert import batch_to_dataproto
+from turnwise.integrations.verl.rollout.queue import (
+    Rows,
+    drop_places,
+    queue_actors,
+    read_rows,
+    take_failures,
+    write_tokens,
+)
+from turnwise.integrations.verl.trainer.evaluation import take_result
+from turnwise.integrations.verl.trainer.pace import check_paced
+from turnwise.integrations.verl.trainer.pools import _default_role_mapping, check_pool, check_roles
+from turnwise.integrations.verl.trainer.records import Recorder
+from turnwise.integrations.verl.trainer.selection import (
+    broken_groups,
+    groups_per_mini_batch,
+    rewards_on_tokens,
+    step_metrics,
+)
+from turnwise.integrations.verl.trainer.state import RunState
+from turnwise.integrations.verl.trainer.updates import PacedTrainer
+from turnwise.rollout.agents import Agent
+from turnwise.rollout.proxy import RolloutError
+from turnwise.train.update import Gap, TrainingError
+
+logger = logging.getLogger(__name__)
+POLL_SECONDS = 0.1
+PATIENCE = 10.0
+"""Seconds in which a dead worker is looked for, before a step without episodes is the environment's fault."""
+MAX_REFILLS = 3
+"""A step plays at most so many times its groups anew, before a failing environment is taken to be broken."""
+RewardFn = Callable[[DataProto], torch.Tensor]
+
+
+@register_trainer(MODE)
+class AgentTrainer(PacedTrainer):
+    """Multi-turn PPO on verl.
+
+    Args:
+        config: verl's whole config with a section `turnwise`; or a Config, a ConfigStore or settings in any spelling
+            that `load_config` takes, from which verl's config is made.
+        tokenizer: used by every worker in place of the model's own. None: the model's.
+        role_worker_mapping: Ray worker classes by verl's Role, in place of verl's own.
+        resource_pool_manager: verl's ResourcePoolManager, in place of one pool over all devices.
+        agent_cls: what stands between an environment and the model, in place of the one that `rollout.agent` names.
+        processor: for multimodal models; must be None.
+        reward_fn: takes a DataProto of sampled rows and returns their rewards, [B] or [B, response length]; these
+            replace the environment's.
+        factories: environments by tag that no registered name stands for.
+        train_dataset, val_dataset: in place of verl's data.custom_cls; see CustomEnvironmentDataset.
+        recorder: writes the run directory. None: nothing is written.
+    """
+
+    def __init__(
+        self,
+        config: Any,
+        tokenizer: Any = None,
+        role_worker_mapping: Mapping[Any, Any] | None = None,
+        resource_pool_manager: Any = None,
+        agent_cls: type[Agent] | None = None,
+        processor: Any = None,
+        reward_fn: RewardFn | None = None,
+        *,
+        factories: Mapping[str, EnvFactory] | None = None,
+        train_dataset: Any = None,
+        val_dataset: Any = None,
+        recorder: Recorder | None = None,
+    ) -> None:
+        if processor is not None:
+            raise ValueError("AgentTrainer reads text only: processor must be None")
+        verl_config, ours, recorder = resolve(
+            config, tokenizer=tokenizer, agent_cls=agent_cls, factories=factories or {}, recorder=recorder
+        )
+        with open_dict(verl_config):
+            verl_config.trainer.v1.trainer_mode = "sync"  # verl picks the on-policy replay buffer by this name
+        super().__init__(verl_config)
+        self.ours = ours
+        self.algorithm = build_algorithm(ours.algo)
+        self.state = RunState(ours, self.algorithm)
+        self.recorder = recorder
+        self.multi_turn_rollout: Any = None
+        self._roles, self._pools = role_worker_mapping, resource_pool_manager
+        self._reward_fn = reward_fn
+        self._datasets = (train_dataset, val_dataset)
+        self._owns_queue = False
+        self._watchdog: Watchdog | None = None
+        self._failures: list[dict[str, str]] = []
+        self._refilled = 0
+        self._idle = False
+        self.replay_buffer.poll_interval = POLL_SECONDS
+        self._wait_for_poll = self.replay_buffer._wait_for_next_poll
+        self.replay_buffer._wait_for_next_poll = self._poll
+
+    # ---- starting ----
+
+    def init_workers(self) -> None:
+        """Starts Ray and the TransferQueue where they are not running, then verl's workers and our rollout."""
+        from turnwise.integrations.verl.faults.cluster import Placement, check_engine, start_ray
+
+        trainer = self.config.trainer
+        check_engine(self.config.actor_rollout_ref.rollout.name)
+        start_ray(Placement(nodes=trainer.nnodes, gpus=trainer.n_gpus_per_node, device=trainer.device))
+        tq.init(self.config.transfer_queue)
+        self._owns_queue = True
+        self.init()
+        self.agent_loop_manager = AgentLoopManagerTQ.create(
+            config=self.config,
+            llm_client=self.get_llm_client(),
+            teacher_client=self.get_teacher_client(),
+            reward_loop_worker_handles=self.get_reward_handles(),
+        )
+
+    def _init_resource_pool_mgr(self) -> None:
+        super()._init_resource_pool_mgr()
+        self.role_worker_mapping.update(_default_role_mapping(self.config))
+        if self._roles is not None:
+            check_roles(self._roles, self.role_worker_mapping)
+            train = self.ours.train
+            asked = {
+                "train.target_kl": train.target_kl is not None,
+                "train.warmup_steps": train.warmup_steps > 0,
+                "train.schedule": train.schedule != "constant",
+                "algo.reduction": self.algorithm.reduction != "token_mean",
+            }
+            check_paced(self._roles, asked=[name for name, needed in asked.items() if needed])
+            self.role_worker_mapping.update(self._roles)
+        if self._pools is not None:
+            check_pool(self._pools, self.mapping)
+            self.resource_pool_manager = self._pools
+
+    def _init_dataloader(self) -> None:
+        super()._init_dataloader()
+        from turnwise.integrations.verl.trainer.custom import replace_loaders
+
+        replace_loaders(self, *self._datasets)
+
+    # ---- the loop ----
+
+    def fit(self, agent_loop_manager: Any = None) -> None:
+        """Trains to the last step.
+
+        Raises:
+            WorkerDiedError: a process of the run is gone.
+            TrainingError: training cannot go on.
+            RolloutError: no episode can be played.
+        """
+        manager = agent_loop_manager or getattr(self, "agent_loop_manager", None)
+        if manager is None:
+            raise ValueError("fit needs workers: call init_workers() first")
+        if lockstep.wanted(self.config):
+            self.multi_turn_rollout = lockstep.open_rollout(self)
+        self._watchdog = Watchdog(self._actors(manager), where=lambda: f"step {self.global_steps}")
+        self._watchdog.start()
+        started = time.perf_counter()
+        try:
+            super().fit(manager)
+            self._sum_up(seconds=time.perf_counter() - started)
+        except KeyboardInterrupt:
+            if not self._watchdog.interrupted:
+                raise
+            raise WorkerDiedError(self._watchdog.error) from None
+        except ray.exceptions.RayActorError as error:
+            found = self._watchdog.look(patience=PATIENCE) or f"a worker died in step {self.global_steps}: {error}"
+            raise WorkerDiedError(found) from error
+        finally:
+            self._watchdog.stop()
+            if self.multi_turn_rollout is not None:
+                self.multi_turn_rollout.close()
+            if self._owns_queue:
+                tq.close()
+                self._owns_queue = False
+
+    def _sum_up(self, *, seconds: float) -> None:
+        if self.recorder.history:  # else everything was done before
+            self.recorder.finish(
+                steps=self.global_steps - 1,
+                evaluations=self.state.evaluations,
+                seconds=seconds,
+                piece=lambda token: self.tokenizer.decode([token]),
+            )
+
+    def _actors(self, manager: Any) -> dict[str, Any]:
+        """Everybody whose death would leave the driver waiting."""
+        found = {f"training worker {rank}": worker for rank, worker in enumerate(self.actor_rollout_wg.workers)}
+        found |= {f"rollout server {n}": server for n, server in enumerate(self.llm_server_manager.server_handles)}
+        found |= {f"agent loop worker {n}": worker for n, worker in enumerate(manager.agent_loop_workers)}
+        if self.use_critic:  # in the training workers' processes, unless a user's pool says otherwise
+            found |= {f"critic worker {rank}": worker for rank, worker in enumerate(self.critic_wg.workers)}
+        return found | queue_actors(self.config.transfer_queue)
+
+    def _poll(self, partition_id: str, last_debug_time: float) -> float:
+        if self._watchdog is not None:
+            self._watchdog.check()
+        return self._wait_for_poll(partition_id, last_debug_time)
+
+    def on_step_begin(self) -> None:
+        self._refilled = 0
+        self._failures = []
+        self._idle = False
+
+    # ---- generation ----
+
+    def _generate_multi_turn_sequences(self, gen_batch: DataProto) -> DataProto:
+        """Plays the step's episodes in lockstep; the rows to train on, as verl takes them.
+
+        Args:
+            gen_batch: one row per group, in the order of the step's groups; `meta_info["step"]` counts from 0.
+        """
+        if self.multi_turn_rollout is None:
+            self.multi_turn_rollout = lockstep.open_rollout(self)
+        return lockstep.generate(self, gen_batch)
+
+    def _submit_batch_to_rollout(self, batch: TensorDict) -> int:
+        if not lockstep.wanted(self.config):
+            return super()._submit_batch_to_rollout(batch)
+        return lockstep.submit(self, batch)
+
+    def _add_prompts_to_generate(self, num_prompts: int) -> int:
+        """Refills groups of which no member could be played. A broken environment must not refill for ever."""
+        self._failures += take_failures()
+        self._refilled += num_prompts
+        if self._refilled > MAX_REFILLS * self.config.data.train_batch_size:
+            self._give_up(f"{self._refilled} groups failed whole, more than {MAX_REFILLS} times what a step has")
+        return super()._add_prompts_to_generate(num_prompts)
+
+    def _give_up(self, what: str) -> NoReturn:
+        """Raises for a step without episodes: a dead worker where there is one, else the first episode's error."""
+        dead = None if self._watchdog is None else self._watchdog.error or self._watchdog.look(patience=PATIENCE)
+        if dead is not None:
+            raise WorkerDiedError(dead)
+        why = "see the log of the agent loop workers"
+        if self._failures:
+            why = f"first error: {self._failures[0]['status']}: {self._failures[0]['error']}"
+        raise RolloutError(f"step {self.global_steps}: {what}; {why}")
+
+    # ---- which rows go on ----
+
+    def _balance_batch(self, batch: Any, metrics: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
+        self._failures += take_failures()
+        rows = read_rows(batch)
+        metrics |= step_metrics(rows.infos, self._failures, refilled=self._refilled)
+        broken = broken_groups(rows.members, self.ours.rollout)
+        places = zip(rows.places, rows.infos, strict=True)
+        batch = drop_places(batch, {place for place, info in places if info["group"] in broken})
+        if not batch.keys:
+            self._give_up("no group is whole enough to use")
+        if self._reward_fn is not None:
+            self._apply_reward_fn(batch)
+        rows = read_rows(batch)
+        kept, found = filter_groups(rows.batch, self.algorithm)
+        metrics |= found
+        normal = self.state.normalizer(rows.batch, [info["tag"] for info in rows.infos])
+        if normal is not rows.batch:
+            write_tokens(batch, rows, {"rewards": normal.rewards})
+        if kept.numel():
+            chosen = {rows.places[row] for row in kept.tolist()}
+            batch = drop_places(batch, set(rows.places) - chosen)
+        else:
+            self._idle = True  # no group has anything to say; verl's step needs rows, so they stay and count nothing
+        self._size_mini_batches(len(batch.keys))
+        return super()._balance_batch(batch, metrics, *args, **kwargs)
+
+    def _size_mini_batches(self, rows: int) -> None:
+        """Sizes verl's mini-batches by the rows that there are, so that train.mini_batches of them make a pass.
+
+        verl counts a mini-batch in prompts of rollout.n rows, fixed before the run; but filters and failures leave
+        fewer rows in a step, and windows make more.
+        """
+        trainer, actor = self.config.trainer, self.config.actor_rollout_ref
+        size = groups_per_mini_batch(
+            rows,
+            group_size=actor.rollout.n,
+            mini_batches=self.ours.train.mini_batches,
+            ranks=trainer.nnodes * trainer.n_gpus_per_node,
+        )
+        actor.actor.ppo_mini_batch_size = size
+        self.config.critic.ppo_mini_batch_size = size
+
+    def _apply_reward_fn(self, batch: Any) -> None:
+        """Replaces the environment's rewards by those of the user's function."""
+        rows = read_rows(batch)
+        data = batch_to_dataproto(rows.batch, pad_id=self.tokenizer.pad_token_id)
+        names = ["index", "split"]
+        extra = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=names)
+        for name in names:
+            values = list(extra[name])
+            data.non_tensor_batch[name] = _objects([values[place] for place in rows.places])
+        rewards = torch.as_tensor(self._reward_fn(data), dtype=torch.float32)
+        write_tokens(batch, rows, {"rewards": rewards_on_tokens(rows.batch, rewards)})
+
+    # ---- credit ----
+
+    def _compute_values(self, batch: Any, metrics: dict[str, Any]) -> Any:
+        """The critic's values of the responses, and of the state after each row, for truncated ones."""
+        batch.extra_info.update(
+            {"compute_loss": False, "temperature": self.config.actor_rollout_ref.rollout.temperature}
+        )
+        ray.get(self.critic_wg.infer_batch(batch).futures)
+        data = tq.kv_batch_get(
+            keys=batch.keys, partition_id=batch.partition_id, select_fields=["values", "response_mask"]
+        )
+        whole = data["values"]
+        last = torch.stack([row[-1] for row in whole.unbind()]).float()
+        fields = {"values": response_from_nested(whole, data["response_mask"]), "bootstrap": last}
+        tq.kv_batch_put(
+            keys=batch.keys, partition_id=batch.partition_id, fields=TensorDict(fields, batch_size=[len(batch)])
+        )
+        return batch
+
+    def _compute_advantage(self, batch: Any, metrics: dict[str, Any]) -> Any:
+        """Credit by our estimators, with the critic's values where there is one."""
+        rows = read_rows(batch, fields=["old_log_probs", "ref_log_prob", "values", "bootstrap"])
+        ours = rows.batch
+        self._check_rows(rows)
+        penalty = None
+        if self.algorithm.kl_in == "reward" and ours.ref_logprobs is not None:
+            penalty, kl = kl_rewards(ours, coef=self.state.kl.coef, form=self.algorithm.kl_form)
+            metrics["train/kl_ref"] = kl
+        ours, found = compute_advantages(ours, self.algorithm, token_rewards=penalty)
+        metrics |= {f"train/{name}": value for name, value in found.items()} | self._gap(ours)
+        self._idle = self._idle or not bool(ours.advantages[ours.loss_mask].any())
+        metrics["train/idle"] = float(self._idle)
+        metrics["train/values_seen"] = float(ours.values is not None and bool(ours.values.any()))
+        self._note_idle()
+        advantages = torch.zeros_like(ours.advantages) if self._idle else ours.advantages
+        tensors = {"advantages": advantages, "returns": ours.returns}
+        self.recorder.step(self.global_steps - 1, rows, ours)
+        if self.algorithm.tis_cap is not None:
+            ratio = (ours.old_logprobs - ours.logprobs).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
+            weights = torch.where(ours.response_mask, ratio.clamp(max=self.algorithm.tis_cap), 1.0)
+            write_tokens(batch, rows, {"weights": weights}, names={"weights": "rollout_is_weights"}, padding=1.0)
+        return write_tokens(batch, rows, tensors)
+
+    def _check_rows(self, rows: Rows) -> None:
+        if len(rows.members) == len(rows.infos) or self.algorithm.reduction in ("token_mean", "sequence_mean"):
+            return
+        raise TrainingError(
+            f"step {self.global_steps}: {len(rows.members)} episodes became {len(rows.infos)} rows (the chat template "
+            f"rewrites history), and verl cannot reduce by {self.algorithm.reduction}; set algo.reduction: token_mean"
+        )
+
+    def _gap(self, ours: Any) -> dict[str, float]:
+        """How far the trainer's log-probs lie from the engine's. Beyond train.max_gap, training stops."""
+        if ours.old_logprobs is None:
+            return {}
+        gap = Gap.of((ours.old_logprobs - ours.logprobs)[ours.loss_mask].abs())
+        gap.check(self.ours.train.max_gap, step=self.global_steps)
+        return {"train/gap_mean": gap.mean, "train/gap_max": gap.max}
+
+    def _note_idle(self) -> None:
+        self.state.idle_steps = self.state.idle_steps + 1 if self._idle else 0
+        if self.state.idle_steps >= self.ours.train.max_idle_steps:
+            raise TrainingError(
+                f"step {self.global_steps}: no group differed in reward for {self.state.idle_steps} steps in a row "
+                "(train.max_idle_steps), so there is nothing to learn; make the task easier or groups larger"
+            )
+
+    # ---- validation and records ----
+
+    def _validate(self) -> dict[str, float]:
+        """Plays the held-out tasks through the same agent loops, turn by turn."""
+        try:
+            metrics = super()._validate()
+        except Exception as error:
+            failures = take_failures()
+            if not failures:
+                raise
+            first = f"{failures[0]['status']}: {failures[0]['error']}"
+            raise RolloutError(f"validation failed ({len(failures)} episodes); first error: {first}") from error
+        result = take_result(failures=len(take_failures()))
+        if result is not None:
+            metrics |= result.metrics()
+            metrics["eval/turns"] = sum(outcome.turns for outcome in result.outcomes) / len(result.outcomes)
+            step = min(self.global_steps, self.total_training_steps)
+            label = "after" if step == self.total_training_steps else "during" if step else "before"
+            self.state.evaluations.append(result.event(step, label))
+        self.recorder.metrics(self.global_steps, metrics)
+        return metrics
+
+    def _compute_metrics(self, batch: Any, metrics: dict[str, Any], *args: Any, **kwargs: Any) -> None:
+        super()._compute_metrics(batch, metrics, *args, **kwargs)
+        # verl adds what a validation found to its step; here it has a row of its own.
+        own = {name: value for name, value in metrics.items() if not name.startswith(("eval/", "val-"))}
+        self.recorder.metrics(self.global_steps - 1, own)
+
+
+def _objects(values: list[Any]) -> Any:
+    import numpy as np
+
+    found = np.empty(len(values), dtype=object)
+    found[:] = values
+    return found

@@ -1,0 +1,1 @@
+"""The networks: policy, critic, scoring, packing, attention, memory. Nothing here plays or updates."""

@@ -1,0 +1,73 @@
+"""Float32 weights behind parameters of a lower precision."""
+
+from collections.abc import Generator, Iterable
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+
+class Masters:
+    """The float32 weights behind parameters of a lower precision, which are cast to it here, in place.
+
+    The networks run, and the generator samples, with the low-precision parameters themselves. What the optimizer
+    clips and steps are the masters: a low-precision gradient is added to its master's float32 gradient as soon as it
+    is whole, and freed. `publish` writes the masters into the parameters, so that no other copy of the weights has
+    to follow. Parameters that are float32 already, and stay so, are their own masters.
+
+    Example:
+        >>> weight = nn.Parameter(torch.tensor([1.0 + 2**-12]))
+        >>> masters = Masters([weight], torch.bfloat16)
+        >>> weight.dtype, masters.of(weight).item() == 1.0 + 2**-12
+        (torch.bfloat16, True)
+        >>> weight.square().sum().backward()
+        >>> weight.grad is None, masters.of(weight).grad
+        (True, tensor([2.]))
+    """
+
+    def __init__(self, parameters: Iterable[nn.Parameter], dtype: torch.dtype) -> None:
+        self._masters: dict[nn.Parameter, nn.Parameter] = {}
+        if dtype == torch.float32:
+            return
+        for parameter in parameters:
+            self._masters[parameter] = nn.Parameter(parameter.detach().float().clone())
+            parameter.data = parameter.data.to(dtype)
+            parameter.register_post_accumulate_grad_hook(self._gather)
+
+    def of(self, parameter: nn.Parameter) -> nn.Parameter:
+        """What the optimizer steps in the parameter's place."""
+        return self._masters.get(parameter, parameter)
+
+    @torch.no_grad()
+    def publish(self) -> None:
+        """Writes the masters into the parameters, in place: whoever holds those sees the new weights."""
+        if self._masters:
+            copy = torch._foreach_copy_  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]
+            copy(list(self._masters), list(self._masters.values()))
+
+    @contextmanager
+    def in_place(self) -> Generator[None]:
+        """The parameters are their float32 masters, to be saved or loaded; afterwards what they came to is published.
+
+        The low-precision storage stays where it was: captured graphs hold on to its address.
+        """
+        low = {parameter: parameter.data for parameter in self._masters}
+        for parameter, master in self._masters.items():
+            parameter.data = master.data
+        try:
+            yield
+        finally:
+            for parameter, data in low.items():
+                parameter.data = data
+            self.publish()
+
+    @torch.no_grad()
+    def _gather(self, parameter: Tensor) -> None:
+        assert isinstance(parameter, nn.Parameter)
+        assert parameter.grad is not None
+        master = self._masters[parameter]
+        if master.grad is None:
+            master.grad = parameter.grad.float()
+        else:
+            master.grad += parameter.grad
+        parameter.grad = None

@@ -1,0 +1,249 @@
+"""An environment on another machine: the client of `turnwise serve-env`. JSON over HTTP, standard library only."""
+
+import http.client
+import json
+import logging
+import os
+import socket
+import threading
+import time
+import uuid
+import weakref
+from collections.abc import Mapping
+from typing import cast
+from urllib.parse import urlsplit
+
+from turnwise.envs.base import EnvBusyError, EnvError, EnvTimeoutError
+from turnwise.envs.wire import decode, encode, observation_from_json, result_from_json
+from turnwise.types import Json, Message, Observation, StepResult, Task
+
+logger = logging.getLogger(__name__)
+TOKEN_VARIABLE = "TURNWISE_TOKEN"
+VERSION = "v1"
+PAUSES = (0.05, 0.2, 0.5, 1.0, 2.0)
+"""Seconds between tries of a request that did not come through."""
+
+
+class RemoteEnv:
+    """An environment that `turnwise serve-env` serves, behind the protocol that rollouts speak.
+
+    Every call has a number and the server keeps its last answer, so a call that is repeated after a broken connection
+    is played once. A session lives while heartbeats come, which one thread sends for all environments of the process;
+    it ends with `close`, and by itself soon after the process or the object is gone.
+
+    Args:
+        url: where the server is, such as http://10.0.0.7:8765.
+        timeout: seconds for one request; longer than the server's own limits for a reset or a step.
+        wait: seconds to wait for a place where the server has no session left.
+        token: what the server was started with. None: the environment variable TURNWISE_TOKEN.
+    """
+
+    def __init__(self, url: str, *, timeout: float = 120.0, wait: float = 60.0, token: str | None = None) -> None:
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ValueError(f"a remote environment has a url such as http://host:8765, got {url!r}")
+        self.url = url.rstrip("/")
+        self._timeout, self.wait = timeout, wait
+        self._token = os.environ.get(TOKEN_VARIABLE) if token is None else token
+        self._lock = threading.Lock()
+        self._connection: http.client.HTTPConnection | None = None
+        self._session: str | None = None
+        self._calls = 0
+        self._beaten = 0.0
+        self.idle_timeout = 0.0
+        spec = self._request("GET", "spec")
+        self.name = str(spec["name"])
+        self.max_sessions = int(spec["max_sessions"])
+        self._max_turns = cast(int | None, spec["max_turns"])
+
+    @property
+    def max_turns(self) -> int | None:
+        return self._max_turns
+
+    def make_task(self, seed: int, split: str) -> Task:
+        return Task.from_json(self._request("POST", "task", {"seed": seed, "split": split}))
+
+    def reset(self, task: Task, noise_seed: int = 0) -> Observation:
+        if self._session is None:
+            self._open()
+        return observation_from_json(self._call("reset", {"task": task.to_json(), "noise_seed": noise_seed}))
+
+    def step(self, message: Message) -> StepResult:
+        return result_from_json(self._call("step", {"message": message.to_json()}))
+
+    def finish(self) -> StepResult:
+        return result_from_json(self._call("finish", {}))
+
+    def close(self) -> None:
+        self._give_up()
+        with self._lock:
+            self._drop_connection()
+
+    def beat(self) -> bool:
+        """Tells the server that the session is still wanted, where that is due. False where it could not be reached.
+
+        Has a connection of its own, so that a call under way neither waits nor is waited for.
+        """
+        session = self._session
+        if session is None or time.monotonic() - self._beaten < self.idle_timeout / 4:
+            return True
+        self._beaten = time.monotonic()
+        connection = self._connect(timeout=min(5.0, self._timeout))
+        try:
+            self._exchange(connection, "POST", f"sessions/{session}/heartbeat", {})
+        except (OSError, http.client.HTTPException) as error:
+            logger.debug("heartbeat to %s: %s", self.url, error)
+            return False
+        except EnvError as error:  # the session is gone, which the next call will tell
+            logger.debug("heartbeat to %s: %s", self.url, error)
+        finally:
+            connection.close()
+        return True
+
+    def _open(self) -> None:
+        session = uuid.uuid4().hex
+        opened = self._request("POST", f"sessions/{session}/open", {}, wait=self.wait)
+        self._session, self._calls = session, 0
+        self.idle_timeout = float(opened["idle_timeout"])
+        self._beaten = time.monotonic()
+        _hearts.add(self)
+
+    def _give_up(self) -> None:
+        session, self._session = self._session, None
+        if session is not None:
+            _hearts.discard(self)
+            try:
+                self._request("POST", f"sessions/{session}/close", {}, tries=1)
+            except EnvError as error:  # the server ends the session by itself
+                logger.warning("could not close a session of %s: %s", self.url, error)
+
+    def _call(self, what: str, body: Mapping[str, Json]) -> dict[str, Json]:
+        if self._session is None:
+            raise EnvError(f"{self.name}: {what} needs a running episode; call reset first")
+        self._calls += 1
+        try:
+            return self._request("POST", f"sessions/{self._session}/{what}", {**body, "call": self._calls})
+        except (SessionGoneError, ServerLostError, EnvTimeoutError):
+            self._give_up()  # the next reset opens another
+            raise
+
+    def _request(
+        self, method: str, path: str, body: Mapping[str, Json] | None = None, *, tries: int = 0, wait: float = 0.0
+    ) -> dict[str, Json]:
+        """The server's answer. Broken connections are tried again, a full server for `wait` seconds."""
+        deadline = time.monotonic() + wait
+        tries = tries or len(PAUSES) + 1
+        with self._lock:
+            attempt = 0
+            while True:
+                attempt += 1
+                try:
+                    if self._connection is None:
+                        self._connection = self._connect(timeout=self._timeout)
+                    answer = self._exchange(self._connection, method, path, body)
+                    self._beaten = time.monotonic()
+                    return answer
+                except ServerFullError:
+                    if time.monotonic() >= deadline:
+                        raise
+                    time.sleep(min(0.5, max(deadline - time.monotonic(), 0.01)))
+                except TimeoutError:
+                    self._drop_connection()
+                    raise EnvTimeoutError(f"{self.url}/{path}: no answer within {self._timeout:g} s") from None
+                except (OSError, http.client.HTTPException) as error:
+                    self._drop_connection()
+                    if attempt >= tries:
+                        raise ServerLostError(
+                            f"no answer from {self.url} after {attempt} tries ({type(error).__name__}: {error}); is "
+                            "`turnwise serve-env` running there?"
+                        ) from error
+                    time.sleep(PAUSES[min(attempt, len(PAUSES)) - 1])
+
+    def _exchange(
+        self, connection: http.client.HTTPConnection, method: str, path: str, body: Mapping[str, Json] | None
+    ) -> dict[str, Json]:
+        headers = {"Content-Type": "application/json"}
+        if self._token:
+            headers["Authorization"] = f"Bearer {self._token}"
+        prefix = urlsplit(self.url).path
+        connection.request(method, f"{prefix}/{VERSION}/{path}", None if body is None else encode(body), headers)
+        response = connection.getresponse()
+        data = response.read()
+        try:
+            answer = decode(data)
+        except ValueError:
+            raise EnvError(f"{self.url} answered {response.status} with no JSON; is it `turnwise serve-env`?") from None
+        if response.status == 200:
+            return answer
+        raise _error(response.status, answer, self.url)
+
+    def _connect(self, *, timeout: float) -> http.client.HTTPConnection:
+        parts = urlsplit(self.url)
+        kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
+        connection = kind(parts.hostname or "", parts.port, timeout=timeout)
+        connection.connect()
+        # A request is two small writes, and waiting to join them costs 40 ms.
+        connection.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return connection
+
+    def _drop_connection(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+
+class SessionGoneError(EnvError):
+    """The server ended the session: no sign of life came for too long, or the server was started anew."""
+
+
+class ServerLostError(EnvError):
+    """The server cannot be reached."""
+
+
+class ServerFullError(EnvBusyError):
+    """The server holds as many sessions as it may."""
+
+
+def _error(status: int, answer: Mapping[str, Json], url: str) -> EnvError:
+    problem = cast(Mapping[str, Json], answer.get("error") or {})
+    kind, message = problem.get("kind"), str(problem.get("message") or json.dumps(dict(answer)))
+    kinds = {"env_timeout": EnvTimeoutError, "gone": SessionGoneError, "full": ServerFullError}
+    return kinds.get(str(kind), EnvError)(message if kind == "env_error" else f"{url}: {message} (status {status})")
+
+
+class _Hearts:
+    """One thread that sends the heartbeats of all open sessions of this process. It holds none of them alive."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._open: weakref.WeakSet[RemoteEnv] = weakref.WeakSet()
+        self._pid = 0
+
+    def add(self, env: RemoteEnv) -> None:
+        with self._lock:
+            if self._pid != os.getpid():  # the first, or the first after a fork, which has no thread
+                self._pid = os.getpid()
+                self._open.clear()
+                threading.Thread(target=self._run, name="turnwise-heartbeat", daemon=True).start()
+            self._open.add(env)
+
+    def discard(self, env: RemoteEnv) -> None:
+        with self._lock:
+            self._open.discard(env)
+
+    def _run(self) -> None:
+        while True:
+            time.sleep(self._beat_all())
+
+    def _beat_all(self) -> float:
+        """Beats for every environment; returns the seconds until the next round."""
+        with self._lock:
+            envs = list(self._open)
+        unreachable: set[str] = set()
+        for env in envs:
+            if env.url not in unreachable and not env.beat():
+                unreachable.add(env.url)
+        return max(min([1.0, *(env.idle_timeout / 8 for env in envs)]), 0.02)
+
+
+_hearts = _Hearts()
