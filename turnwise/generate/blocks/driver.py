@@ -181,6 +181,10 @@ class BlockDriver:
         columns, scores = ids.T.tolist(), logprobs.T.tolist()
         for slot in live.nonzero()[0].tolist():
             kept_ids, kept_logprobs = self._kept[slot]
+            if min(columns[slot]) >= 0:
+                kept_ids += columns[slot]
+                kept_logprobs += scores[slot]
+                continue
             for token, logprob in zip(columns[slot], scores[slot], strict=True):
                 if token >= 0:
                     kept_ids.append(token)
