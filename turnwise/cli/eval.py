@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from turnwise.evaluate.evaluation import Comparison, EvalResult, PolicyPlayer
     from turnwise.evaluate.players import Player
 
-PLAYERS = "random, openai:URL#MODEL, script:FILE.py:FUNCTION"
+PLAYERS = "random, expert, openai:URL#MODEL, script:FILE.py:FUNCTION"
 
 
 def register(app: typer.Typer) -> None:
@@ -79,7 +79,7 @@ def _player(spec: str | None, source: Source) -> "Player | PolicyPlayer":
         return load_policy(source.config, run=source.run, model=source.model, name=source.name)
     if spec == "before":
         return load_policy(source.config, run=source.run, first=True, name="before")
-    if spec.partition(":")[0] in ("random", "openai", "script"):
+    if spec.partition(":")[0] in ("random", "expert", "openai", "script"):
         return load_player(spec, source.config)
     other = read_source([spec])
     return load_policy(source.config, run=other.run, model=other.model, name=other.name)

@@ -5,13 +5,14 @@ from typing import Any
 
 from turnwise.config.schema import Config
 from turnwise.envs.user_code import UnknownNameError, load_named
+from turnwise.evaluate.baselines import ExpertPlayer
 from turnwise.evaluate.evaluation import PolicyPlayer
 from turnwise.evaluate.players import ChatPlayer, Player, RandomPlayer, ScriptedPlayer
 from turnwise.rollout.speakers import PlayerError
 
 
 def load_player(spec: str, config: Config) -> Player:
-    """The player that speaks in messages and is called so: random, openai:URL#MODEL, or script:WHERE:FUNCTION.
+    """The player that speaks in messages and is called so: random, expert, openai:URL#MODEL, or script:WHERE:FUNCTION.
 
     Raises:
         PlayerError: nobody is called so.
@@ -19,6 +20,8 @@ def load_player(spec: str, config: Config) -> Player:
     kind, _, rest = spec.partition(":")
     if kind == "random" and not rest:
         return RandomPlayer()
+    if kind == "expert" and not rest:
+        return ExpertPlayer()
     if kind == "script" and ":" in rest:
         try:
             return ScriptedPlayer(spec, load_named(rest))
@@ -27,7 +30,7 @@ def load_player(spec: str, config: Config) -> Player:
     if kind == "openai" and rest:
         return _chat_player(rest, config)
     raise PlayerError(
-        f"nobody is called {spec!r}; players are random, script:FILE.py:FUNCTION (or script:MODULE:FUNCTION) and "
+        f"nobody is called {spec!r}; players are random, expert, script:FILE.py:FUNCTION (or script:MODULE:FUNCTION) and "
         "openai:URL#MODEL, or name a run directory or a model"
     )
 

@@ -25,7 +25,9 @@ def rollout(
     ),
     player: Annotated[
         str | None,
-        typer.Option(help="Who plays instead of the policy: random, openai:URL#MODEL, script:FILE.py:FUNCTION."),
+        typer.Option(
+            help="Who plays instead of the policy: random, expert, openai:URL#MODEL, script:FILE.py:FUNCTION."
+        ),
     ] = None,
     env: Annotated[str | None, typer.Option(help="The environment, in place of the config's.")] = None,
     episodes: Annotated[
