@@ -1,4 +1,4 @@
-"""SIGKILL at any moment: a run that is resumed ends with the weights, metrics and episodes of one never killed."""
+"""SIGKILL at any moment: a run that is resumed ends with the same bytes as one never killed."""
 
 import multiprocessing
 import os
@@ -15,29 +15,30 @@ from kill_runs import config_for, contents, run_to_the_end
 
 STEPS = config_for(Path()).train.steps
 MILESTONES = (*(f"step_{step:06d}" for step in range(STEPS + 1)), "summary.json")
-"""What a run puts in its place by renaming it, in this order: its checkpoints, and at its end the summary."""
+"""What a run puts in its place by renaming it, in this order: checkpoints, then the summary."""
 USES = 60
 """How often the files of a run are used between two milestones, about."""
 USES_OF_A_CHECKPOINT = 25
 server = multiprocessing.get_context("forkserver")
-server.set_forkserver_preload(["kill_runs"])  # torch is imported once, not once per kill
+server.set_forkserver_preload(["turnwise.train.run"])  # torch is imported once, not at every kill
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Moment:
-    """When a run is killed: by what it has done, not by a clock, so that no machine is too slow or too quick."""
+    """When a run is killed: by what it has done, not by a clock, as machines are slow or quick."""
 
     milestone: int
     """The one before is in its place, this one is not."""
     uses: int
-    """How often a file of the run was used since then, or, with `inside`, one of the next checkpoint."""
+    """How often a file of the run was used since, or, with `inside`, one of the next checkpoint."""
     inside: bool
     """While a checkpoint lies half-written beside the others."""
 
 
 def run_until(folder: str, moment: Moment, told: Connection) -> None:
-    """Goes on with the run and tells when it is at the moment. There it waits to be killed, or, where that is not
-    inside a checkpoint, works on: its killer is not waited for before the milestone, which it never passes."""
+    """Goes on with the run and tells when it is at the moment. Inside a checkpoint it waits there
+    to be killed. Elsewhere it works on, so that the kill falls anywhere, and waits where it would
+    put the milestone in its place."""
     run = os.path.join(folder, "run", "")
     before, milestone = ("", *MILESTONES)[moment.milestone : moment.milestone + 2]
     begun, uses = not before, 0
@@ -93,7 +94,7 @@ def never_killed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
 
 
 def moments(rng: random.Random, *, kills: int) -> list[Moment]:
-    """One after the other, each before a milestone of its own; the first and every third inside a checkpoint."""
+    """One after the other, each before a milestone of its own; every third inside a checkpoint."""
     found: list[Moment] = []
     for number, milestone in enumerate(sorted(rng.sample(range(len(MILESTONES)), kills))):
         inside = number % 3 == 0 and milestone <= STEPS

@@ -1,6 +1,5 @@
 """Environments and scripts that the rollout tests share. They speak the internal protocol, with nothing in between."""
 
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -76,11 +75,6 @@ class Faulty(CountEnv):
 
 def raises() -> StepResult:
     raise RuntimeError("the environment broke")
-
-
-def hangs() -> StepResult:
-    time.sleep(1.5)
-    return StepResult(messages=(), reward=0.0)
 
 
 def config_for(

@@ -1,7 +1,6 @@
 """The command line: what each command prints, how mistakes are reported, and that it starts quickly."""
 
 import ast
-import importlib.util
 import json
 import os
 import subprocess
@@ -11,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import turnwise
+from turnwise import trainers
 from turnwise.cli.args import config_from, overrides_from, split_source
 from turnwise.cli.main import COMMANDS, available, main
 from turnwise.config import Config, load_config
@@ -38,10 +38,43 @@ def test_help_lists_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
         assert name in text
 
 
-def test_only_commands_whose_file_exists_are_offered() -> None:
-    files = {path.stem for path in (ROOT / "turnwise" / "cli").glob("*.py")}
-    assert {COMMANDS[name].rpartition(".")[2] for name in available()} <= files
-    assert {"envs", "check-env", "config"} <= set(available())
+FIRST_ARGUMENTS = {
+    "train": "--resume",
+    "eval": "--player",
+    "rollout": "--out",
+    "play": "--seed",
+    "replay": "file",
+    "envs": "--help",
+    "check-env": "name",
+    "serve-env": "name",
+    "config": "show",
+    "doctor": "run",
+}
+
+
+def test_every_command_is_offered() -> None:
+    assert available() == tuple(COMMANDS)
+    assert set(FIRST_ARGUMENTS) == set(COMMANDS)
+
+
+@pytest.mark.parametrize("name", FIRST_ARGUMENTS)
+def test_a_command_explains_itself(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(name, "--help") == 0
+    text = capsys.readouterr().out
+    assert f"turnwise {name} " in text
+    assert FIRST_ARGUMENTS[name] in text.partition(f"turnwise {name} ")[2].split()
+
+
+def test_a_command_without_its_file_is_not_offered(
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(COMMANDS, "absent", "turnwise.cli.absent")
+    assert "absent" not in available()
+    assert run("--help") == 0
+    assert "absent" not in capsys.readouterr().out
+    assert run("absent") == 2
+    assert "No such command" in capsys.readouterr().err
 
 
 def test_config_lists_recipes_and_keys(capsys: pytest.CaptureFixture[str]) -> None:
@@ -175,13 +208,20 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
         turnwise.PPOTrainr  # noqa: B018
 
 
-def test_trainers_of_missing_backends_name_the_extra() -> None:
-    from turnwise import trainers
+BACKENDS = [("VerifiersGRPOTrainer", "trl"), ("AgentTrainer", "verl")]
 
-    for name, extra in (("VerifiersGRPOTrainer", "trl"), ("AgentTrainer", "verl")):
-        if importlib.util.find_spec(extra) is None:
-            with pytest.raises(ImportError, match=rf"turnwise\[{extra}\]"):
-                getattr(trainers, name)
+
+@pytest.mark.parametrize(("name", "extra"), BACKENDS)
+def test_trainers_of_missing_backends_name_the_extra(
+    name: str,
+    extra: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr(trainers, "find_spec", asked.append)  # it finds nothing
+    with pytest.raises(ImportError, match=rf"{name} needs {extra}.*turnwise\[{extra}\]"):
+        getattr(trainers, name)
+    assert asked == [extra]
 
 
 FRONTS = [

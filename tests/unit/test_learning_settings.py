@@ -1,6 +1,5 @@
 """What small models need to be trained: a reply that is begun for them, legal replies spelled out, maps as RAGEN's."""
 
-import time
 from pathlib import Path
 
 import pytest
@@ -63,16 +62,16 @@ def test_goals_anywhere_can_be_reached_and_are_held_out() -> None:
 
 
 def test_a_run_that_is_out_of_time_ends_as_after_its_last_step(tmp_path: Path) -> None:
-    words = ["train.steps=50", "train.max_minutes=1e-9", "eval.episodes=4", f"log.dir={tmp_path}", "log.report=false"]
-    words += ["model.embedded.warmstart_episodes=16", "model.embedded.warmstart_epochs=1", "rollout.train.env_groups=2"]
-    started = time.perf_counter()
+    words = ["train.steps=50", "train.max_minutes=1e-9", "train.epochs=1", "train.mini_batches=1"]
+    words += ["rollout.train.env_groups=2", "rollout.slots=4"]
+    words += ["eval.episodes=4", "eval.baselines=false"]
+    words += ["model.embedded.warmstart_episodes=16", f"log.dir={tmp_path}", "log.report=false"]
     result = PPOTrainer(load_config("frozen_lake", words)).fit()
     assert result.steps == 1
     assert result.after is not None
     assert result.after.step == 1
     assert result.checkpoint is not None
     assert "train.max_minutes" in (result.path / "events.jsonl").read_text(encoding="utf-8")
-    assert time.perf_counter() - started < 300
 
 
 @pytest.mark.parametrize("name", [name for name in list_recipes() if name.startswith(("smollm2", "qwen"))])

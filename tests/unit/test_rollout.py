@@ -1,14 +1,16 @@
 """AgentProxy, EnvStateManager and ContextManager with a scripted generator: tokens, groups, statuses, repair."""
 
 import asyncio
-import time
+import threading
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
-from rollout_parts import CountEnv, Faulty, config_for, hangs, raises, says
+from rollout_parts import CountEnv, Faulty, config_for, raises, says
 
 from turnwise.config.schema import Config, GroupsConfig, RolloutConfig
 from turnwise.data.samples import episode_to_samples
+from turnwise.generate.base import Session
 from turnwise.generate.hf import HFGenerator
 from turnwise.rollout.proxy import AgentProxy, RolloutError
 from turnwise.testing.tiny import tiny_model, tiny_tokenizer
@@ -182,10 +184,19 @@ def test_all_failing_stops_with_the_first_error() -> None:
 
 def test_hanging_environment_in_a_thread_times_out_and_the_others_go_on() -> None:
     counter = [0]
-    config = config_for(groups=1, size=4, isolation="thread", num_workers=2, step_timeout=0.2, retries=0)
-    started = time.perf_counter()
-    result = play(config, says(), lambda: Faulty(hangs, counter, times=1))
-    assert time.perf_counter() - started < 1.4
+    over = threading.Event()  # set after the rollout: one that waited for the thread would not end
+
+    def hangs() -> StepResult:
+        over.wait()
+        raise AssertionError("nobody waits for this any more")
+
+    threads = {"isolation": "thread", "num_workers": 2, "step_timeout": 1.0}
+    config = config_for(groups=1, size=4, retries=0, **threads)
+    try:
+        result = play(config, says(), lambda: Faulty(hangs, counter, times=1))
+    finally:
+        over.set()
+    assert counter == [1]
     assert [e.status.value for e in result.dropped] == ["env_timeout"]
     assert len(result.episodes) == 3
 
@@ -202,17 +213,25 @@ def test_generator_failure_is_a_status() -> None:
         episode_to_samples(dropped)
 
 
-def test_slow_episode_does_not_hold_the_others() -> None:
-    order: list[str] = []
+def test_slow_episode_does_not_hold_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One episode gets its first reply only when the other one has asked for all of its own."""
+    asked: list[str] = []
+    all_asked = asyncio.Event()
 
-    def latency(session, call):
-        order.append(session.key)
-        return 0.15 if "m0" in session.key else 0.0
+    def latency(session: Session, call: int) -> float:
+        asked.append("slow" if "m0" in session.key else "fast")
+        if asked.count("fast") == 3:
+            all_asked.set()
+        return float(asked[-1] == "slow")
 
-    play(config_for(groups=1, size=2), says(latency=latency), CountEnv)
-    fast = [index for index, key in enumerate(order) if "m1" in key]
-    slow = [index for index, key in enumerate(order) if "m0" in key]
-    assert max(fast) < slow[1]  # m1 played all its turns while m0 waited for its first reply
+    async def sleep(seconds: float) -> None:
+        if seconds:
+            await asyncio.wait_for(all_asked.wait(), 60.0)
+
+    monkeypatch.setattr("turnwise.generate.scripted.asyncio", SimpleNamespace(sleep=sleep))
+    result = play(config_for(groups=1, size=2), says(latency=latency), CountEnv)
+    assert [len(episode.turns) for episode in result.episodes] == [3, 3]
+    assert sorted(asked) == ["fast"] * 3 + ["slow"] * 3
 
 
 def test_sessions_and_environments_are_released() -> None:

@@ -3,7 +3,6 @@
 import json
 import os
 import random
-import time
 from pathlib import Path
 from typing import Any
 
@@ -369,15 +368,10 @@ def test_the_thousand_products_of_webshop_small() -> None:
     assert env.shop.num_goals == 6910
     assert (len(env.shop.goals["test"]), len(env.shop.goals["val"])) == (500, 1000)
     rewards: list[float] = []
-    steps = 0
-    start = time.perf_counter()
     for split, goals in env.shop.goals.items():
         for number in range(0, len(goals), 25):
             env.reset(split=split, goal=number)
             rewards.append(buy(env, goals[number])[0])
-            steps += env._steps  # pyright: ignore[reportPrivateUsage]
-    elapsed = time.perf_counter() - start
     assert sum(rewards) / len(rewards) >= 0.99
-    assert elapsed / steps < 0.01  # 2 ms on a quiet machine; the benchmark measures it
     human = WebShopEnv(products=DATA, goals="human")
     assert human.shop.num_goals == 13

@@ -30,8 +30,8 @@ def load_player(spec: str, config: Config) -> Player:
     if kind == "openai" and rest:
         return _chat_player(rest, config)
     raise PlayerError(
-        f"nobody is called {spec!r}; players are random, expert, script:FILE.py:FUNCTION (or script:MODULE:FUNCTION) and "
-        "openai:URL#MODEL, or name a run directory or a model"
+        f"nobody is called {spec!r}; players are random, expert, script:FILE.py:FUNCTION (or "
+        "script:MODULE:FUNCTION) and openai:URL#MODEL, or name a run directory or a model"
     )
 
 

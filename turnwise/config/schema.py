@@ -3,9 +3,10 @@
 The default of a setting stands here and nowhere else. Code receives the sub-config that it needs, never the tree.
 """
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 AlgorithmName = Literal[
     "ppo",
@@ -152,9 +153,13 @@ class GroupsConfig(Section):
         return self
 
 
+HELD_OUT = {"env_groups": 256, "group_size": 1}
+"""An evaluation plays many tasks, each once."""
+
+
 class RolloutConfig(Section):
     train: GroupsConfig = GroupsConfig()
-    val: GroupsConfig = GroupsConfig(env_groups=256, group_size=1)
+    val: GroupsConfig = GroupsConfig.model_validate(HELD_OUT)
     window: Literal["full", "last_k", "single_turn"] = "full"
     """What of the conversation the model sees: everything; the last `window_turns` turns; only the current state."""
     window_turns: int = Field(default=3, ge=1)
@@ -198,6 +203,12 @@ class RolloutConfig(Section):
     """A group with fewer members left than this is dropped whole (one member is enough where group_size is 1)."""
     agent: str = "default"
     """A registered agent class (`@register_agent`): what stands between an environment and the model."""
+
+    @field_validator("val", mode="before")
+    @classmethod
+    def _held_out(cls, value: Any) -> Any:
+        """Where some keys of `val` are given, the others keep the defaults of `val`."""
+        return {**HELD_OUT, **value} if isinstance(value, Mapping) else value
 
 
 class AlgoConfig(Section):
