@@ -2,10 +2,10 @@
 
     python benchmarks/advantages.py [--quick] [--json FILE]
 
-Equality is asserted first. Times are CPU seconds of this process on one thread, the best of several runs, so that a
-busy machine disturbs them little; ratios come from one run. The plain loops are timed twice: reading the [B, T]
-tensors element by element, which is what the targets refer to, and on nested lists, the fastest form that plain Python
-allows (without the conversion to lists).
+Equality is asserted first. Times are CPU seconds of this process on one thread, the best of several
+runs, so that a busy machine disturbs them little; ratios come from one run. The plain loops are
+timed twice: reading the [B, T] tensors element by element, which is what the targets refer to, and
+on nested lists, the fastest form that plain Python allows (without the conversion to lists).
 """
 
 import argparse
@@ -63,12 +63,15 @@ def make_inputs(*, rows: int, width: int, turns: int, seed: int = 0) -> Inputs:
             turn_ids[row, start:stop] = turn
             if turn % 3:
                 rewards[row, stop - 1] = float(torch.randn((), generator=generator))
-    bootstrap = torch.where(torch.arange(rows) % 4 == 0, torch.randn(rows, generator=generator), 0.0)
+    bootstrap = torch.where(
+        torch.arange(rows) % 4 == 0, torch.randn(rows, generator=generator), 0.0
+    )
     return Inputs(rewards=rewards, values=values, mask=mask, turn_ids=turn_ids, bootstrap=bootstrap)
 
 
 def cpu_ms(functions: list[Callable[[], object]], *, repeats: int) -> list[float]:
-    """Best CPU time of one call of each, in milliseconds. In turns, so that a busy moment hits all of them alike."""
+    """Best CPU time of one call of each, in milliseconds. In turns, so that a busy moment hits all
+    of them alike."""
     best = [float("inf")] * len(functions)
     for _ in range(repeats):
         for index, function in enumerate(functions):
@@ -99,7 +102,9 @@ def measure(inputs: Inputs, *, repeats: int) -> list[Row]:
             lambda: slow.turn_gae(*lists, **rates, turn_ids=list_ids, bootstrap=list_last),
         ),
         "bi-level GAE": (
-            lambda: compute_bi_level_gae_advantage_return(*tensors, **bi_rates, turn_ids=ids, bootstrap=last),
+            lambda: compute_bi_level_gae_advantage_return(
+                *tensors, **bi_rates, turn_ids=ids, bootstrap=last
+            ),
             lambda: slow.bi_level_gae(*tensors, **bi_rates, turn_ids=ids, bootstrap=last),
             lambda: slow.bi_level_gae(*lists, **bi_rates, turn_ids=list_ids, bootstrap=list_last),
         ),
@@ -107,24 +112,37 @@ def measure(inputs: Inputs, *, repeats: int) -> list[Row]:
     gaps: list[float] = []
     for name, (fast, _, list_loops) in cases.items():
         pairs = zip(fast(), list_loops(), strict=True)
-        gaps.append(max(float((a.double() - torch.tensor(b, dtype=torch.float64)).abs().max()) for a, b in pairs))
+        gaps.append(
+            max(
+                float((a.double() - torch.tensor(b, dtype=torch.float64)).abs().max())
+                for a, b in pairs
+            )
+        )
         assert gaps[-1] < 1e-4, f"{name}: fast and slow numbers differ by {gaps[-1]}"
     fast_ms = cpu_ms([case[0] for case in cases.values()], repeats=repeats)
     loop_ms = cpu_ms([case[1] for case in cases.values()], repeats=1)
     list_ms = cpu_ms([case[2] for case in cases.values()], repeats=2)
     return [
         Row(name=name, fast_ms=fast, loop_ms=loops, list_loop_ms=lists, largest_difference=gap)
-        for name, fast, loops, lists, gap in zip(cases, fast_ms, loop_ms, list_ms, gaps, strict=True)
+        for name, fast, loops, lists, gap in zip(
+            cases, fast_ms, loop_ms, list_ms, gaps, strict=True
+        )
     ]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--quick", action="store_true", help="32 x 1024 in place of 128 x 2048")
     parser.add_argument("--json", type=Path, help="write the numbers here, too")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    size = {"rows": 32, "width": 1024, "turns": 10} if arguments.quick else {"rows": 128, "width": 2048, "turns": 10}
+    size = (
+        {"rows": 32, "width": 1024, "turns": 10}
+        if arguments.quick
+        else {"rows": 128, "width": 2048, "turns": 10}
+    )
     inputs = make_inputs(**size)
     table = measure(inputs, repeats=30)
     by_name = {row.name: row for row in table}
@@ -139,10 +157,16 @@ def main() -> None:
         "targets": {"bi_level_speedup": MIN_SPEEDUP, "bi_level_over_token_gae": MAX_OVER_TOKEN_GAE},
     }
     result["targets_met"] = (
-        result["bi_level_speedup"] >= MIN_SPEEDUP and result["bi_level_over_token_gae"] <= MAX_OVER_TOKEN_GAE
+        result["bi_level_speedup"] >= MIN_SPEEDUP
+        and result["bi_level_over_token_gae"] <= MAX_OVER_TOKEN_GAE
     )
-    print(f"{size['rows']} x {size['width']}, {size['turns']} turns, {result['action_tokens']} action tokens")
-    print(f"{'estimator':14}{'ours ms':>10}{'loops ms':>12}{'lists ms':>12}{'speed-up':>10}{'difference':>12}")
+    print(
+        f"{size['rows']} x {size['width']}, {size['turns']} turns, {result['action_tokens']} "
+        "action tokens"
+    )
+    print(
+        f"{'estimator':14}{'ours ms':>10}{'loops ms':>12}{'lists ms':>12}{'speed-up':>10}{'difference':>12}"
+    )
     for row in table:
         print(
             f"{row.name:14}{row.fast_ms:10.2f}{row.loop_ms:12.1f}{row.list_loop_ms:12.1f}"

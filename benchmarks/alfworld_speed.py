@@ -1,9 +1,11 @@
-"""Steps per second of ALFWorld: the plain engine, the original as turnwise runs it, and the original as it is.
+"""Steps per second of ALFWorld: the plain engine, the original as turnwise runs it, and the
+original as it is.
 
     python benchmarks/alfworld_speed.py [GAMES.jsonl.gz]
 
-All play the same walk through the same games in one run; without a file, on made games. The original is measured where
-the extra `alfworld` is installed; "stock" runs first in a process of its own, before anything is made faster.
+All play the same walk through the same games in one run; without a file, on made games. The
+original is measured where the extra `alfworld` is installed; "stock" runs first in a process of its
+own, before anything is made faster.
 """
 
 import importlib.util
@@ -63,7 +65,10 @@ def measure(games: Sequence[Game], *, engine: str, steps: int) -> tuple[float, f
 def measure_stock(games: Sequence[Game]) -> tuple[float, float]:
     """The same for the original without any change, in a process of its own."""
     told = [
-        [game.pddl_problem, [command for command, _ in wander(game.engine(), seed=game.id, steps=STEPS)][1:]]
+        [
+            game.pddl_problem,
+            [command for command, _ in wander(game.engine(), seed=game.id, steps=STEPS)][1:],
+        ]
         for game in games
     ]
     environment = {**os.environ, "PYTHONWARNINGS": "ignore"}
@@ -89,7 +94,9 @@ def measure_env(*, episodes: int) -> float:
         over = False
         while not over:
             commands = info["admissible_commands"]
-            _, _, terminated, truncated, info = env.step(commands[(seed + 7 * steps) % len(commands)])
+            _, _, terminated, truncated, info = env.step(
+                commands[(seed + 7 * steps) % len(commands)]
+            )
             over = terminated or truncated
             steps += 1
     return steps / (time.process_time() - mark)
@@ -110,7 +117,10 @@ def main() -> None:
         count = steps * len(games)
         speed = f"{count / walk:10.0f} steps/s  {1e3 * walk / count:8.3f} ms/step"
         print(f"{name:10} {speed}  {1e3 * start / len(games):8.1f} ms/start")
-    print(f"{'env, plain':10} {measure_env(episodes=40):10.0f} steps/s  (made games, text and resets included)")
+    print(
+        f"{'env, plain':10} {measure_env(episodes=40):10.0f} steps/s  (made games, text and resets "
+        "included)"
+    )
 
 
 if __name__ == "__main__":

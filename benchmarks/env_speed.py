@@ -1,10 +1,12 @@
-"""Steps per second of the environments, beside gym-sokoban, gymnasium and textworld where they are installed.
+"""Steps per second of the environments, beside gym-sokoban, gymnasium and textworld where they are
+installed.
 
     python benchmarks/env_speed.py [--seconds 1.0] [--peers DIR] [--data DIR] [--json FILE]
 
 A random player in one process. `--peers` is a directory made by `pip install --target DIR`
-(gym-sokoban wants its own old packages, so it is best kept out of the environment); `--data` is a directory with a
-`webshop/` folder of real products. What is not installed is listed as absent, not left out.
+(gym-sokoban wants its own old packages, so it is best kept out of the environment); `--data` is a
+directory with a `webshop/` folder of real products. What is not installed is listed as absent, not
+left out.
 """
 
 import argparse
@@ -20,12 +22,14 @@ from pathlib import Path
 from typing import Any
 
 Rates = tuple[float, float]
-"""Steps per second by the clock, and per second of processor time, which other programs do not disturb."""
+"""Steps per second by the clock, and per second of processor time, which other programs do not
+disturb."""
 Measure = Callable[[float], Rates]
 
 
 def loop(step: Callable[[], object], seconds: float) -> Rates:
-    """Steps per second of calling `step` again and again, in blocks so that the clock costs nothing."""
+    """Steps per second of calling `step` again and again, in blocks so that the clock costs
+    nothing."""
     count, block = 0, 1
     start, cpu_start = time.perf_counter(), time.process_time()
     while (elapsed := time.perf_counter() - start) < seconds:
@@ -118,7 +122,8 @@ def frozen_lake_gymnasium(seconds: float) -> Rates:
 def gym_sokoban(mode: str) -> Measure:
     """gym-sokoban's own class: gym.make wraps it in a checker that fails with NumPy 2.
 
-    A solved room is put back as it was, because making a new one takes milliseconds and is not a step.
+    A solved room is put back as it was, because making a new one takes milliseconds and is not a
+    step.
     """
 
     def measure(seconds: float) -> Rates:
@@ -133,7 +138,11 @@ def gym_sokoban(mode: str) -> Measure:
 
         def step() -> None:
             if env.step(rng.randrange(1, 5), observation_mode=mode)[2]:
-                env.room_state, env.player_position, env.boxes_on_target = start.copy(), place.copy(), 0
+                env.room_state, env.player_position, env.boxes_on_target = (
+                    start.copy(),
+                    place.copy(),
+                    0,
+                )
 
         return loop(step, seconds)
 
@@ -192,7 +201,9 @@ def measures(data: Path | None) -> dict[str, Measure]:
         "gym-sokoban 6x6, its fastest (tiny picture)": gym_sokoban("tiny_rgb_array"),
         "bandit": own(named("bandit"), choice),
         "simple_game": own(named("simple_game"), choice),
-        "countdown": own(named("countdown"), lambda env, rng: f"{rng.randrange(9)} + {rng.randrange(9)}"),
+        "countdown": own(
+            named("countdown"), lambda env, rng: f"{rng.randrange(9)} + {rng.randrange(9)}"
+        ),
         "frozen_lake, text": own(named("frozen_lake"), choice),
         "gymnasium FrozenLake-v1": frozen_lake_gymnasium,
         "math_qa, exact answers": own(math_qa, lambda env, rng: str(rng.randrange(1000))),
@@ -205,18 +216,27 @@ def measures(data: Path | None) -> dict[str, Measure]:
 
 def compare(results: dict[str, Rates | None]) -> None:
     """Prints how many times faster Sokoban is than gym-sokoban, by processor time."""
-    peers = [rates[1] for name, rates in results.items() if name.startswith("gym-sokoban") and rates]
+    peers = [
+        rates[1] for name, rates in results.items() if name.startswith("gym-sokoban") and rates
+    ]
     for name in ("sokoban 6x6, engine", "sokoban 6x6, grid text"):
         rates = results[name]
         if peers and rates:
             fast, slow = rates[1] / max(peers), rates[1] / min(peers)
-            print(f"{name}: {fast:,.0f} times gym-sokoban at its fastest, {slow:,.0f} times at its default")
+            print(
+                f"{name}: {fast:,.0f} times gym-sokoban at its fastest, {slow:,.0f} times at its "
+                "default"
+            )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--seconds", type=float, default=1.0, help="how long each is measured")
-    parser.add_argument("--peers", type=Path, help="directory with further packages to compare with")
+    parser.add_argument(
+        "--peers", type=Path, help="directory with further packages to compare with"
+    )
     parser.add_argument("--data", type=Path, help="directory with real data (webshop/)")
     parser.add_argument("--json", type=Path, help="write the results here too")
     args = parser.parse_args()
@@ -224,7 +244,9 @@ def main() -> None:
         sys.path.append(str(args.peers))
     warnings.filterwarnings("ignore")
     results: dict[str, Rates | None] = {}
-    print(f"python {platform.python_version()}, {os.cpu_count()} CPUs, load {os.getloadavg()[0]:.1f}")
+    print(
+        f"python {platform.python_version()}, {os.cpu_count()} CPUs, load {os.getloadavg()[0]:.1f}"
+    )
     print(f"{'steps per second':46s} {'by the clock':>14s} {'of CPU time':>14s}")
     for name, measure in measures(args.data).items():
         try:

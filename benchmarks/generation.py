@@ -1,7 +1,8 @@
-"""Multi-turn generation with the session's cache kept, against prefilling the whole conversation every turn.
+"""Multi-turn generation with the session's cache kept, against prefilling the whole conversation
+every turn.
 
-Both sides run the same engine on the same small CPU model with the same prompts, and must say the same ids before
-anything is timed. Prints a table and one JSON object.
+Both sides run the same engine on the same small CPU model with the same prompts, and must say the
+same ids before anything is timed. Prints a table and one JSON object.
 
     python benchmarks/generation.py            # 10 turns, 16 sessions
     python benchmarks/generation.py --quick    # a few seconds
@@ -37,8 +38,12 @@ class Setting:
     """Timed runs per side, interleaved; the fastest counts."""
 
 
-FULL = Setting(sessions=16, turns=10, observation=60, reply=8, hidden_size=128, num_layers=4, repeats=3)
-QUICK = Setting(sessions=4, turns=5, observation=24, reply=3, hidden_size=64, num_layers=2, repeats=1)
+FULL = Setting(
+    sessions=16, turns=10, observation=60, reply=8, hidden_size=128, num_layers=4, repeats=3
+)
+QUICK = Setting(
+    sessions=4, turns=5, observation=24, reply=3, hidden_size=64, num_layers=2, repeats=1
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,7 +61,8 @@ def observation(setting: Setting, session: int, turn: int) -> list[int]:
 
 
 async def play(generator: HFGenerator, setting: Setting, *, keep: bool) -> Result:
-    """Plays all sessions turn by turn. Without `keep`, a turn opens a new session with the whole conversation."""
+    """Plays all sessions turn by turn. Without `keep`, a turn opens a new session with the whole
+    conversation."""
     sampling = Sampling(max_tokens=setting.reply, temperature=0.0)
     held: list[list[int]] = [[] for _ in range(setting.sessions)]
     ids: list[list[list[int]]] = [[] for _ in range(setting.sessions)]
@@ -78,7 +84,9 @@ async def play(generator: HFGenerator, setting: Setting, *, keep: bool) -> Resul
         await asyncio.gather(*(turn_of(index, turn) for index in range(setting.sessions)))
         seconds.append(time.perf_counter() - start)
         prefilled.append(generator.stats.prefilled_tokens - before)
-    return Result(ids=ids, prefilled=prefilled, seconds=seconds, cpu_seconds=time.process_time() - cpu)
+    return Result(
+        ids=ids, prefilled=prefilled, seconds=seconds, cpu_seconds=time.process_time() - cpu
+    )
 
 
 def measure(setting: Setting) -> dict[str, object]:
@@ -89,25 +97,44 @@ def measure(setting: Setting) -> dict[str, object]:
     sides: dict[bool, list[Result]] = {True: [], False: []}
     for repeat in range(setting.repeats + 1):  # the first is not timed
         for keep in (True, False):
-            generator = HFGenerator(model, tiny_tokenizer(), slots=setting.sessions, max_context=context)
+            generator = HFGenerator(
+                model, tiny_tokenizer(), slots=setting.sessions, max_context=context
+            )
             generator.stop_ids = frozenset()
             result = asyncio.run(play(generator, setting, keep=keep))
             if repeat:
                 sides[keep].append(result)
-    kept, anew = (min(sides[keep], key=lambda result: sum(result.seconds)) for keep in (True, False))
+    kept, anew = (
+        min(sides[keep], key=lambda result: sum(result.seconds)) for keep in (True, False)
+    )
     if kept.ids != anew.ids:
         raise AssertionError("with and without the kept cache the replies must be the same ids")
     generated = setting.sessions * setting.turns * setting.reply
     return {
         "benchmark": "generation",
         "setting": {name: getattr(setting, name) for name in Setting.__slots__},
-        "machine": {"cpu": platform.processor() or platform.machine(), "threads": torch.get_num_threads()},
+        "machine": {
+            "cpu": platform.processor() or platform.machine(),
+            "threads": torch.get_num_threads(),
+        },
         "versions": {"torch": torch.__version__, "transformers": transformers.__version__},
-        "kept": {"prefilled": kept.prefilled, "seconds": kept.seconds, "cpu_seconds": kept.cpu_seconds},
-        "anew": {"prefilled": anew.prefilled, "seconds": anew.seconds, "cpu_seconds": anew.cpu_seconds},
-        "tokens_per_second": {"kept": generated / sum(kept.seconds), "anew": generated / sum(anew.seconds)},
+        "kept": {
+            "prefilled": kept.prefilled,
+            "seconds": kept.seconds,
+            "cpu_seconds": kept.cpu_seconds,
+        },
+        "anew": {
+            "prefilled": anew.prefilled,
+            "seconds": anew.seconds,
+            "cpu_seconds": anew.cpu_seconds,
+        },
+        "tokens_per_second": {
+            "kept": generated / sum(kept.seconds),
+            "anew": generated / sum(anew.seconds),
+        },
         "speedup": sum(anew.seconds) / sum(kept.seconds),
-        "cpu_speedup": min(r.cpu_seconds for r in sides[False]) / min(r.cpu_seconds for r in sides[True]),
+        "cpu_speedup": min(r.cpu_seconds for r in sides[False])
+        / min(r.cpu_seconds for r in sides[True]),
         "last_turn_speedup": anew.seconds[-1] / kept.seconds[-1],
     }
 
@@ -120,10 +147,14 @@ def table(result: dict[str, object]) -> str:
     for turn, row in enumerate(
         zip(kept["prefilled"], anew["prefilled"], kept["seconds"], anew["seconds"], strict=True)
     ):
-        lines.append(f"{turn + 1:4d} {row[0]:16d} {row[1]:6d} {1e3 * row[2]:11.1f} {1e3 * row[3]:8.1f}")
+        lines.append(
+            f"{turn + 1:4d} {row[0]:16d} {row[1]:6d} {1e3 * row[2]:11.1f} {1e3 * row[3]:8.1f}"
+        )
     sums = [sum(part[name]) for name in ("prefilled", "seconds") for part in (kept, anew)]
     lines.append(f" all {sums[0]:16d} {sums[1]:6d} {1e3 * sums[2]:11.1f} {1e3 * sums[3]:8.1f}")
-    lines.append(f"speed-up {result['speedup']:.2f} by wall clock, {result['cpu_speedup']:.2f} by CPU time")
+    lines.append(
+        f"speed-up {result['speedup']:.2f} by wall clock, {result['cpu_speedup']:.2f} by CPU time"
+    )
     return "\n".join(lines)
 
 

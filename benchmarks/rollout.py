@@ -1,10 +1,12 @@
-"""Rollout speed with a scripted generator: AgentProxy against lockstep, and what our own loop costs per turn.
+"""Rollout speed with a scripted generator: AgentProxy against lockstep, and what our own loop costs
+per turn.
 
     python benchmarks/rollout.py [--quick] [--json FILE]
 
-Both rollouts play the same episodes in the same threads against environments that answer after 50 ms on average, a few
-of them (0.3 %) after eight seconds; the tokens are compared first, and times are summed over the seeds. The loop's own
-CPU time is measured with environments that answer at once, with the chat template and the tokenizer counted apart.
+Both rollouts play the same episodes in the same threads against environments that answer after 50
+ms on average, a few of them (0.3 %) after eight seconds; the tokens are compared first, and times
+are summed over the seeds. The loop's own CPU time is measured with environments that answer at
+once, with the chat template and the tokenizer counted apart.
 """
 
 import argparse
@@ -51,10 +53,14 @@ class WaitingEnv:
     def step(self, message: Message) -> StepResult:
         if self._scale:
             tail = self._random.random() < TAIL_SHARE
-            time.sleep(self._scale * (TAIL_SECONDS if tail else self._random.expovariate(1 / MEAN_SECONDS)))
+            time.sleep(
+                self._scale * (TAIL_SECONDS if tail else self._random.expovariate(1 / MEAN_SECONDS))
+            )
         self._left -= 1
         reply = Message(role="user", content=f"{self._left} left.")
-        return StepResult(messages=(reply,), reward=1.0, terminated=self._left == 0, action=message.content)
+        return StepResult(
+            messages=(reply,), reward=1.0, terminated=self._left == 0, action=message.content
+        )
 
     def finish(self) -> StepResult:
         return StepResult(messages=(), reward=0.0)
@@ -101,7 +107,9 @@ def generator() -> ScriptedGenerator:
 
 def config_for(episodes: int, turns: int, *, threads: int, seed: int = 0) -> Config:
     groups = GroupsConfig(env_groups=episodes // 8, group_size=8, tags=("wait",))
-    isolation = {"isolation": "thread", "num_workers": threads} if threads else {"isolation": "inline"}
+    isolation = (
+        {"isolation": "thread", "num_workers": threads} if threads else {"isolation": "inline"}
+    )
     rollout = RolloutConfig(train=groups, max_response_tokens=16, **isolation)  # pyright: ignore
     return Config(seed=seed, rollout=rollout, train=TrainConfig(max_turn=turns + 1))
 
@@ -141,10 +149,13 @@ def play_both(episodes: int, turns: int, *, scale: float, seed: int) -> tuple[fl
 
 
 def overhead(episodes: int, turns: int) -> dict[str, float]:
-    """CPU microseconds per turn of our loop, and of template and tokenizer, with an instant environment."""
+    """CPU microseconds per turn of our loop, and of template and tokenizer, with an instant
+    environment."""
     tokenizer = TimedTokenizer()
     config = config_for(episodes, turns, threads=0)
-    proxy = AgentProxy(config, generator(), tokenizer, factories={"wait": lambda: WaitingEnv(turns, scale=0.0)})
+    proxy = AgentProxy(
+        config, generator(), tokenizer, factories={"wait": lambda: WaitingEnv(turns, scale=0.0)}
+    )
     proxy.play(0)  # imports, and the template's compilation
     tokenizer.seconds = 0.0
     started = time.process_time()

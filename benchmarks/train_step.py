@@ -1,10 +1,12 @@
-"""Tokens per second of one update, ours against a TRL GRPO step, on the same ids, masks and advantages in one run.
+"""Tokens per second of one update, ours against a TRL GRPO step, on the same ids, masks and
+advantages in one run.
 
     python benchmarks/train_step.py [--quick] [--device cuda] [--json FILE]
 
-Both run GRPO's clipped loss over the same rows: forward, backward, gradient clipping, AdamW. Before anything is timed,
-the two gradients are compared. Times are CPU seconds of this process on a CPU and wall seconds on a GPU, the best of
-several runs. Tokens are real ones, padding not counted. Without TRL, ours runs alone and the result says so.
+Both run GRPO's clipped loss over the same rows: forward, backward, gradient clipping, AdamW. Before
+anything is timed, the two gradients are compared. Times are CPU seconds of this process on a CPU
+and wall seconds on a GPU, the best of several runs. Tokens are real ones, padding not counted.
+Without TRL, ours runs alone and the result says so.
 """
 
 import argparse
@@ -41,7 +43,9 @@ class Step:
     """Where the gradient lies after `gradient`."""
 
     def flat_gradient(self) -> torch.Tensor:
-        return torch.cat([p.grad.flatten().float().cpu() for p in self.parameters if p.grad is not None])
+        return torch.cat(
+            [p.grad.flatten().float().cpu() for p in self.parameters if p.grad is not None]
+        )
 
 
 def make_batch(
@@ -54,7 +58,8 @@ def make_batch(
     seen_tokens: tuple[int, int] = (8, 25),
     seed: int = 0,
 ) -> Batch:
-    """Multi-turn episodes of different lengths: one prompt, then 1 to `turns` replies with observations between."""
+    """Multi-turn episodes of different lengths: one prompt, then 1 to `turns` replies with
+    observations between."""
     generator = torch.Generator().manual_seed(seed)
 
     def draw(low: int, high: int) -> int:
@@ -62,7 +67,11 @@ def make_batch(
 
     samples: list[Sample] = []
     for row in range(rows):
-        ids, mask, turn_ids = [draw(3, vocabulary) for _ in range(prompt)], [False] * prompt, [-1] * prompt
+        ids, mask, turn_ids = (
+            [draw(3, vocabulary) for _ in range(prompt)],
+            [False] * prompt,
+            [-1] * prompt,
+        )
         for turn in range(draw(1, turns + 1)):
             for said, length in ((True, draw(*said_tokens)), (False, draw(*seen_tokens))):
                 ids += [draw(3, vocabulary) for _ in range(length)]
@@ -111,7 +120,8 @@ def our_step(
     packing: Literal["auto"] | bool = "auto",
     compile: bool = False,
 ) -> Step:
-    """Our update of the model with micro-batches of so many tokens, its layers compiled or as they are."""
+    """Our update of the model with micro-batches of so many tokens, its layers compiled or as they
+    are."""
     precision = Precision.choose(dtype, device=device)
     policy = Policy(model, None, precision=precision, compile=compile)
     config = TrainConfig(micro_batch_tokens=tokens, lr=1e-6, max_gap=1e9, packing=packing)
@@ -160,7 +170,9 @@ def trl_step(
     )
     trainer.current_gradient_accumulation_steps = batch.num_rows // micro_rows
     batch = batch.to(next(model.parameters()).device)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-6, weight_decay=0.0, fused=device != "cpu" or None)
+    optimizer = torch.optim.AdamW(
+        model.parameters(), lr=1e-6, weight_decay=0.0, fused=device != "cpu" or None
+    )
     assert batch.advantages is not None
     inputs = {
         "prompt_ids": batch.input_ids[:, :prompt],
@@ -201,7 +213,15 @@ def best(function: Callable[[], None], *, runs: int, device: str) -> float:
 
 
 def measure(
-    *, rows: int, prompt: int, turns: int, vocabulary: int, width: int, layers: int, device: str, runs: int
+    *,
+    rows: int,
+    prompt: int,
+    turns: int,
+    vocabulary: int,
+    width: int,
+    layers: int,
+    device: str,
+    runs: int,
 ) -> dict[str, Any]:
     """Tokens per second of both, the gradients compared first."""
     batch = make_batch(rows=rows, prompt=prompt, turns=turns, vocabulary=vocabulary)
@@ -216,13 +236,16 @@ def measure(
         "padded_tokens": batch.input_ids.numel(),
         "vocabulary": vocabulary,
         "device": device,
-        "turnwise_tokens_per_second": batch.num_tokens / best(step.update, runs=runs, device=device),
+        "turnwise_tokens_per_second": batch.num_tokens
+        / best(step.update, runs=runs, device=device),
     }
     if importlib.util.find_spec("trl") is None:
         return {**result, "trl": "not installed; turnwise ran alone"}
     model = make_model(vocabulary=vocabulary, width=width, layers=layers).to(device)
     with tempfile.TemporaryDirectory() as folder:
-        step = trl_step(model, batch, prompt=prompt, micro_rows=micro_rows, device=device, folder=folder)
+        step = trl_step(
+            model, batch, prompt=prompt, micro_rows=micro_rows, device=device, folder=folder
+        )
         step.gradient()
         theirs = step.flat_gradient()
         seconds = best(step.update, runs=runs, device=device)

@@ -1,14 +1,16 @@
-"""What VerifiersGRPOTrainer costs beside plain GRPOTrainer in single-turn training, and what playing ahead saves.
+"""What VerifiersGRPOTrainer costs beside plain GRPOTrainer in single-turn training, and what
+playing ahead saves.
 
     python benchmarks/trl_overhead.py                  # both
     python benchmarks/trl_overhead.py single --pairs 400
     python benchmarks/trl_overhead.py ahead --latency 0.5
 
-Single-turn: both trainers run in one process and take turns, one step each, so that whatever else the machine does
-slows both alike. Two neighbouring steps are a pair, and the order within a pair alternates; a step lasts from where it
-gets its turn to where the next one would begin, logging and data loading included. Told are the median of the pairs'
-ratios and the interval that holds it with 95 % confidence, whatever the distribution of the noise. Ahead: three turns
-with an environment that sleeps between them; the settings take turns, whole runs of them.
+Single-turn: both trainers run in one process and take turns, one step each, so that whatever else
+the machine does slows both alike. Two neighbouring steps are a pair, and the order within a pair
+alternates; a step lasts from where it gets its turn to where the next one would begin, logging and
+data loading included. Told are the median of the pairs' ratios and the interval that holds it with
+95 % confidence, whatever the distribution of the noise. Ahead: three turns with an environment that
+sleeps between them; the settings take turns, whole runs of them.
 """
 
 import argparse
@@ -31,7 +33,11 @@ from transformers import TrainerCallback
 from trl import GRPOTrainer
 
 from turnwise.envs.messages import MultiTurnEnv, Rubric, SingleTurnEnv
-from turnwise.integrations.trl import EnvironmentRewardAdapter, VerifiersGRPOConfig, VerifiersGRPOTrainer
+from turnwise.integrations.trl import (
+    EnvironmentRewardAdapter,
+    VerifiersGRPOConfig,
+    VerifiersGRPOTrainer,
+)
 from turnwise.integrations.trl.sources import make_source
 from turnwise.testing.tiny import tiny_model, tiny_tokenizer
 
@@ -58,7 +64,9 @@ class Turns:
     """Says whose step it is: a and b, b and a, a and b, and so on."""
 
     def __init__(self, names: tuple[str, str], *, pairs: int) -> None:
-        self._order = [name for pair in range(pairs) for name in (names if pair % 2 == 0 else names[::-1])]
+        self._order = [
+            name for pair in range(pairs) for name in (names if pair % 2 == 0 else names[::-1])
+        ]
         self._change = threading.Condition()
         self._failed = False
 
@@ -76,7 +84,8 @@ class Turns:
 
 
 class TakesTurns(TrainerCallback):
-    """Lets its trainer go on only when it is its turn, and keeps the (clock, processor) seconds of every step."""
+    """Lets its trainer go on only when it is its turn, and keeps the (clock, processor) seconds of
+    every step."""
 
     def __init__(self, name: str, turns: Turns) -> None:
         self.seconds: list[tuple[float, float]] = []
@@ -94,7 +103,9 @@ class TakesTurns(TrainerCallback):
 
     def _stop(self) -> None:
         if self._began is not None:
-            self.seconds.append((time.perf_counter() - self._began[0], time.process_time() - self._began[1]))
+            self.seconds.append(
+                (time.perf_counter() - self._began[0], time.process_time() - self._began[1])
+            )
             self._turns.hand_over()
 
 
@@ -120,14 +131,17 @@ def length(text: str) -> float:
 
 
 def single(folder: str, *, pairs: int) -> None:
-    env = SingleTurnEnv([{"question": f"{n}?"} for n in range(64)], Rubric([length]), val_fraction=0.0)
+    env = SingleTurnEnv(
+        [{"question": f"{n}?"} for n in range(64)], Rubric([length]), val_fraction=0.0
+    )
     source = make_source(env)
     rows = [
         {"prompt": [message.to_json() for message in opening.messages], "turnwise_row": n}
         for n, opening in enumerate(source.openings("train"))
     ]
     steps = pairs + WARM_UP
-    # Replies of one length: what is compared is the trainers and not their luck in drawing an end of sequence.
+    # Replies of one length: what is compared is the trainers and not their luck in drawing an end
+    # of sequence.
     args = {"max_steps": steps, "generation_kwargs": {"min_new_tokens": 32}}
     turns = Turns(("GRPOTrainer", "VerifiersGRPOTrainer"), pairs=steps)
     clocks = {name: TakesTurns(name, turns) for name in ("GRPOTrainer", "VerifiersGRPOTrainer")}
@@ -163,23 +177,35 @@ def single(folder: str, *, pairs: int) -> None:
     if errors:
         raise errors[0]
     for what, column in (("the clock", 0), ("the processor", 1)):
-        compare(what, {name: [step[column] for step in clock.seconds[WARM_UP:]] for name, clock in clocks.items()})
+        compare(
+            what,
+            {
+                name: [step[column] for step in clock.seconds[WARM_UP:]]
+                for name, clock in clocks.items()
+            },
+        )
 
 
 def compare(what: str, found: dict[str, list[float]]) -> None:
     """Prints medians, and the median of the pairs' ratios with its interval."""
-    told = ", ".join(f"{name} {1e3 * statistics.median(seconds):.1f} ms" for name, seconds in found.items())
-    ratios = [b / a for a, b in zip(found["GRPOTrainer"], found["VerifiersGRPOTrainer"], strict=True)]
+    told = ", ".join(
+        f"{name} {1e3 * statistics.median(seconds):.1f} ms" for name, seconds in found.items()
+    )
+    ratios = [
+        b / a for a, b in zip(found["GRPOTrainer"], found["VerifiersGRPOTrainer"], strict=True)
+    ]
     low, high = median_interval(ratios)
     print(f"by {what}, medians: {told}")
     print(
-        f"by {what}, ratio within a pair: {statistics.median(ratios):.4f}, 95 % interval {low:.4f} to {high:.4f} "
+        f"by {what}, ratio within a pair: {statistics.median(ratios):.4f}, 95 % interval {low:.4f} "
+        f"to {high:.4f} "
         f"({len(ratios)} pairs)"
     )
 
 
 def median_interval(values: list[float], *, confidence: float = 0.95) -> tuple[float, float]:
-    """Bounds of the median: order statistics, chosen by how many of `values` lie below it, which is binomial."""
+    """Bounds of the median: order statistics, chosen by how many of `values` lie below it, which is
+    binomial."""
     count, ordered = len(values), sorted(values)
     below = 0.5**count
     rank = 0
@@ -231,17 +257,22 @@ def ahead(folder: str, *, steps: int, rounds: int, latency: float) -> None:
         told = ", ".join(f"{ratio:.2f}" for ratio in ratios)
         speed = statistics.median(ratios)
         print(
-            f"{batches} ahead: {statistics.median(seconds):.2f} s a step, {speed:.2f} times as fast as synchronous "
+            f"{batches} ahead: {statistics.median(seconds):.2f} s a step, {speed:.2f} times as "
+            "fast as synchronous "
             f"(rounds: {told})"
         )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("what", nargs="?", choices=["single", "ahead", "both"], default="both")
     parser.add_argument("--pairs", type=int, default=200, help="pairs of single-turn steps")
     parser.add_argument("--steps", type=int, default=12, help="steps of each run ahead")
-    parser.add_argument("--rounds", type=int, default=3, help="how often each number of batches ahead is run")
+    parser.add_argument(
+        "--rounds", type=int, default=3, help="how often each number of batches ahead is run"
+    )
     parser.add_argument("--latency", type=float, default=0.5)
     options = parser.parse_args()
     torch.set_num_threads(1)

@@ -1,4 +1,5 @@
-"""GRPO on TRL, single-turn: a data set and a rubric. TRL generates, the rubric is its reward function.
+"""GRPO on TRL, single-turn: a data set and a rubric. TRL generates, the rubric is its reward
+function.
 
 python examples/trl_single_turn.py [FOLDER]
 """
@@ -16,7 +17,9 @@ def digits(text: str) -> float:
 
 
 def main() -> None:
-    env = SingleTurnEnv(dataset=[{"question": f"Say {n}."} for n in range(16)], rubric=Rubric([digits]))
+    env = SingleTurnEnv(
+        dataset=[{"question": f"Say {n}."} for n in range(16)], rubric=Rubric([digits])
+    )
     args = VerifiersGRPOConfig(
         sys.argv[1] if len(sys.argv) > 1 else "runs/trl-single-turn",
         max_steps=3,

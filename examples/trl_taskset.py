@@ -1,4 +1,5 @@
-"""A taskset of verifiers 0.4 on TRL, in one process: verifiers' stop conditions and rewards, no model server.
+"""A taskset of verifiers 0.4 on TRL, in one process: verifiers' stop conditions and rewards, no
+model server.
 
 python examples/trl_taskset.py [FOLDER]
 """
@@ -21,7 +22,9 @@ class GuessData(vf.TaskData):
 class GuessTask(vf.Task[GuessData]):
     @vf.reward
     async def won(self, trace: Any) -> float:
-        return float(any(str(self.data.target) in (said.content or "") for said in trace.assistant_messages))
+        return float(
+            any(str(self.data.target) in (said.content or "") for said in trace.assistant_messages)
+        )
 
 
 class Guess(vf.Taskset[GuessTask]):

@@ -1,8 +1,10 @@
-"""A three-turn environment from chance to near its maximum on a tiny model, played ahead of training.
+"""A three-turn environment from chance to near its maximum on a tiny model, played ahead of
+training.
 
 python examples/trl_three_turns.py [FOLDER] [STEPS]
 
-Each turn asks for a character of one half of ASCII and pays a third for it; 40 steps take about a minute on a laptop.
+Each turn asks for a character of one half of ASCII and pays a third for it; 40 steps take about a
+minute on a laptop.
 """
 
 import sys

@@ -1,4 +1,5 @@
-"""GRPO on TRL with tools: the model calls functions until it answers without a call. Detected as multi-turn.
+"""GRPO on TRL with tools: the model calls functions until it answers without a call. Detected as
+multi-turn.
 
 python examples/trl_tools.py [FOLDER]
 """
@@ -24,7 +25,10 @@ def right(text: str, answer: str) -> float:
 
 
 def main() -> None:
-    rows = [{"prompt": "Weather in Oslo?", "answer": "snow"}, {"prompt": "Weather in Cairo?", "answer": "sun"}]
+    rows = [
+        {"prompt": "Weather in Oslo?", "answer": "snow"},
+        {"prompt": "Weather in Cairo?", "answer": "sun"},
+    ]
     env = ToolEnv(tools=[lookup], dataset=rows, rubric=Rubric([right]), max_turns=3)
     args = VerifiersGRPOConfig(
         sys.argv[1] if len(sys.argv) > 1 else "runs/trl-tools",

@@ -17,7 +17,8 @@ from turnwise.types import Message
 
 
 class CountingAgent(Agent):
-    """Says how many turns are left; the environment is given only the last line of the model's reply.
+    """Says how many turns are left; the environment is given only the last line of the model's
+    reply.
 
     What the model said stays as it said it: its tokens are kept apart, and trained on unchanged.
     """
@@ -25,7 +26,9 @@ class CountingAgent(Agent):
     def observe(self, messages: Sequence[Message]) -> Sequence[Message]:
         left = self.plan.max_turn - len(self.turns)
         return [
-            replace(message, content=f"{message.content}\n({left} turns left)") if message.role == "user" else message
+            replace(message, content=f"{message.content}\n({left} turns left)")
+            if message.role == "user"
+            else message
             for message in messages
         ]
 
@@ -63,7 +66,10 @@ def main(folder: Path) -> None:
     trainer.init_workers()
     trainer.fit()
     for step, metrics in trainer.recorder.history:
-        print(f"step {step}: reward {metrics['rollout/reward']:.2f}, turns {metrics['rollout/turns']:.1f}")
+        print(
+            f"step {step}: reward {metrics['rollout/reward']:.2f}, turns "
+            f"{metrics['rollout/turns']:.1f}"
+        )
 
 
 if __name__ == "__main__":

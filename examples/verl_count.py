@@ -10,7 +10,8 @@ from turnwise.envs.base import BaseEnv
 
 
 class CountEnv(BaseEnv):
-    """Pays, in every turn, the share of printable ASCII characters in the reply; over after `turns` turns.
+    """Pays, in every turn, the share of printable ASCII characters in the reply; over after `turns`
+    turns.
 
     Example:
         >>> env = CountEnv(turns=2)

@@ -1,4 +1,5 @@
-"""create_trainer: an environment object, a tokenizer and a ConfigStore; verl does the rest. On the CPU.
+"""create_trainer: an environment object, a tokenizer and a ConfigStore; verl does the rest. On the
+CPU.
 
 python examples/verl_custom_trainer.py [FOLDER]
 """
@@ -29,7 +30,10 @@ def main(folder: Path) -> None:
     trainer = create_trainer(config=config, environment=env, tokenizer=tiny_tokenizer())
     trainer.fit()
     for step, metrics in trainer.recorder.history:
-        print(f"step {step}: reward {metrics['rollout/reward']:.2f}, turns {metrics['rollout/turns']:.1f}")
+        print(
+            f"step {step}: reward {metrics['rollout/reward']:.2f}, turns "
+            f"{metrics['rollout/turns']:.1f}"
+        )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,5 @@
-"""Rewrites the table of keys in docs/configuration.md from the schema. With --check: says whether it is current."""
+"""Rewrites the table of keys in docs/configuration.md from the schema. With --check: says whether
+it is current."""
 
 import argparse
 from pathlib import Path
@@ -21,7 +22,9 @@ def table() -> str:
             lines += ["", f"### {title}", "", "| Key | Default | Meaning |", "|---|---|---|"]
             open_section = section
         if section_of(field) is None:
-            meaning = " ".join((field.description or "").split()).replace("|", "\\|").replace("<", "&lt;")
+            meaning = (
+                " ".join((field.description or "").split()).replace("|", "\\|").replace("<", "&lt;")
+            )
             default = default_text(path).replace("|", "\\|")
             lines.append(f"| `{path}` | `{default}` | {meaning} |")
     return "\n".join(lines).lstrip("\n") + "\n"
@@ -39,5 +42,7 @@ if __name__ == "__main__":
     parser.add_argument("--check", action="store_true")
     current = PAGE.read_text(encoding="utf-8")
     if parser.parse_args().check:
-        raise SystemExit(0 if rewritten(current) == current else "docs/configuration.md is not current")
+        raise SystemExit(
+            0 if rewritten(current) == current else "docs/configuration.md is not current"
+        )
     PAGE.write_text(rewritten(current), encoding="utf-8")

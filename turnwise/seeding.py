@@ -1,4 +1,5 @@
-"""Seeds from named streams. No `hash()`, no global generator: the same names give the same number everywhere."""
+"""Seeds from named streams. No `hash()`, no global generator: the same names give the same number
+everywhere."""
 
 import hashlib
 

@@ -1,13 +1,16 @@
-"""Does it learn? Trains real models on held-out tasks, several runs at once on one GPU, and reports before and after.
+"""Does it learn? Trains real models on held-out tasks, several runs at once on one GPU, and reports
+before and after.
 
     python benchmarks/gpu/learn.py --model DIR [--gguf FILE] --out FOLDER [--jobs 4] [--limit-s 600]
-                                   --runs RECIPE[/ALGORITHM[/SEED]][,KEY=VALUE...] ... [--set KEY=VALUE ...]
+                                   --runs RECIPE[/ALGORITHM[/SEED]][,KEY=VALUE...] ... [--set
+                                   KEY=VALUE ...]
     python benchmarks/gpu/learn.py --report FOLDER
 
-A run is a process of its own: one that fails takes no other down, and its last words stand in summary.json. Every run
-is told to take no further step when its share of --limit-s is over, and then evaluates; one that is still going at the
-limit is stopped, and its curve is kept. FOLDER gets summary.json, report.md, curves/*.jsonl and episodes/*.txt.
-Without --model the recipes' own model is trained.
+A run is a process of its own: one that fails takes no other down, and its last words stand in
+summary.json. Every run is told to take no further step when its share of --limit-s is over, and
+then evaluates; one that is still going at the limit is stopped, and its curve is kept. FOLDER gets
+summary.json, report.md, curves/*.jsonl and episodes/*.txt. Without --model the recipes' own model
+is trained.
 """
 
 import argparse
@@ -33,7 +36,8 @@ ALGORITHMS = {
     "grpo": ["algo.name=grpo", *NO_CRITIC],
     "gigpo": ["algo.name=gigpo", *NO_CRITIC],
 }
-"""Token GAE is `ppo`. GRPO and GiGPO have neither lambda nor critic, so their settings go back to the defaults."""
+"""Token GAE is `ppo`. GRPO and GiGPO have neither lambda nor critic, so their settings go back to
+the defaults."""
 EVAL_SHARE, STOP_SECONDS = 0.15, 15.0
 TAIL, SAMPLES = 1500, 2
 
@@ -60,8 +64,12 @@ class Run:
         recipe, algorithm, seed = [*head.split("/"), "", ""][:3]
         algorithm = algorithm or "bi_level_gae"
         if algorithm not in ALGORITHMS:
-            raise ValueError(f"an algorithm is one of {', '.join(ALGORITHMS)}, got {algorithm!r} in {text!r}")
-        return cls(recipe=recipe, algorithm=algorithm, seed=int(seed or 0), settings=tuple(settings))
+            raise ValueError(
+                f"an algorithm is one of {', '.join(ALGORITHMS)}, got {algorithm!r} in {text!r}"
+            )
+        return cls(
+            recipe=recipe, algorithm=algorithm, seed=int(seed or 0), settings=tuple(settings)
+        )
 
     @property
     def name(self) -> str:
@@ -84,13 +92,16 @@ def train_one(run: Run, *, overrides: Sequence[str], memory_file: Path) -> None:
     finally:
         on_device = torch.cuda.is_available()
         peak = (
-            torch.cuda.max_memory_reserved() if on_device else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+            torch.cuda.max_memory_reserved()
+            if on_device
+            else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
         )
         memory_file.write_text(str(peak), encoding="utf-8")
 
 
 def plain_model(folder: Path, gguf: str, where: Path) -> Path:
-    """The folder of the same model with expanded weights: expanding takes a minute, and every run would do it again."""
+    """The folder of the same model with expanded weights: expanding takes a minute, and every run
+    would do it again."""
     from turnwise.config.schema import ModelConfig
     from turnwise.models.policy import load_model, load_tokenizer
 
@@ -123,7 +134,13 @@ def run_all(
         while waiting and len(going) < jobs and left > 0:
             waves = math.ceil((len(waiting) + len(going)) / jobs)
             minutes = max(left / waves * (1.0 - EVAL_SHARE), 1.0) / 60.0
-            going.append(start(waiting.pop(0), out=out, overrides=[*overrides, f"train.max_minutes={minutes:.3f}"]))
+            going.append(
+                start(
+                    waiting.pop(0),
+                    out=out,
+                    overrides=[*overrides, f"train.max_minutes={minutes:.3f}"],
+                )
+            )
         if left <= 0:
             waiting.clear()
             stop(going)
@@ -147,9 +164,25 @@ def start(run: Run, *, out: Path, overrides: Sequence[str]) -> Job:
         "log.report=false",
     ]
     log = (out / "logs" / f"{run.name}.txt").open("wb")
-    command = [sys.executable, __file__, "--child", run_text(run), "--out", str(out), "--set", *settings]
-    environment = {"OMP_NUM_THREADS": "2", "TOKENIZERS_PARALLELISM": "false", "PYTHONUNBUFFERED": "1", **os.environ}
-    process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=environment, start_new_session=True)
+    command = [
+        sys.executable,
+        __file__,
+        "--child",
+        run_text(run),
+        "--out",
+        str(out),
+        "--set",
+        *settings,
+    ]
+    environment = {
+        "OMP_NUM_THREADS": "2",
+        "TOKENIZERS_PARALLELISM": "false",
+        "PYTHONUNBUFFERED": "1",
+        **os.environ,
+    }
+    process = subprocess.Popen(
+        command, stdout=log, stderr=subprocess.STDOUT, env=environment, start_new_session=True
+    )
     log.close()
     print(f"{time.strftime('%H:%M:%S')} started {run.name}", flush=True)
     return Job(run=run, process=process, started=time.monotonic())
@@ -204,7 +237,8 @@ def conclude(job: Job, *, out: Path) -> dict[str, Any]:
 
 
 def read_run(folder: Path, *, out: Path, name: str) -> dict[str, Any]:
-    """Steps, episodes, tokens, evaluations of a run directory. Writes its curve and sample episodes."""
+    """Steps, episodes, tokens, evaluations of a run directory. Writes its curve and sample
+    episodes."""
     from turnwise.log.store import RunReader
 
     if not (folder / "config.yaml").is_file():
@@ -213,7 +247,9 @@ def read_run(folder: Path, *, out: Path, name: str) -> dict[str, Any]:
     timings = {row["step"]: row for row in reader.timings()}
     rows = [row | timings.get(row["step"], {}) for row in reader.metrics()]
     (out / "curves").mkdir(exist_ok=True)
-    (out / "curves" / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    (out / "curves" / f"{name}.jsonl").write_text(
+        "".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8"
+    )
     steps = [row for row in rows if row.get("rollout/episodes")]
     found: dict[str, Any] = {
         "steps": len(steps),
@@ -222,25 +258,36 @@ def read_run(folder: Path, *, out: Path, name: str) -> dict[str, Any]:
         "eval_temperature": reader.config.rollout.eval_temperature,
     }
     if steps:
-        found["training_success_first_last"] = [steps[0].get("rollout/success"), steps[-1].get("rollout/success")]
+        found["training_success_first_last"] = [
+            steps[0].get("rollout/success"),
+            steps[-1].get("rollout/success"),
+        ]
         found["seconds_per_step"] = round(
             sum(
-                sum(row.get(f"time/{part}") or 0.0 for part in ("rollout", "batch", "score", "update")) for row in steps
+                sum(
+                    row.get(f"time/{part}") or 0.0
+                    for part in ("rollout", "batch", "score", "update")
+                )
+                for row in steps
             )
             / len(steps),
             2,
         )
     evaluated = [row for row in rows if row.get("eval/episodes")]
     first = [row for row in evaluated if row["step"] == 0]
-    later = [row for row in evaluated if row["step"] != 0]  # of a run that was cut short, the last one on its way
+    # Of a run that was cut short, the last one on its way.
+    later = [row for row in evaluated if row["step"] != 0]
     for label, row in (("before", first), ("after", later[-1:])):
         if row:
             found[label] = evaluation(reader, row[0], label=label, out=out, name=name)
     return found
 
 
-def evaluation(reader: Any, row: dict[str, Any], *, label: str, out: Path, name: str) -> dict[str, Any]:
-    """One evaluation: success with Wilson's interval, legal replies. Writes two of its episodes as text."""
+def evaluation(
+    reader: Any, row: dict[str, Any], *, label: str, out: Path, name: str
+) -> dict[str, Any]:
+    """One evaluation: success with Wilson's interval, legal replies. Writes two of its episodes as
+    text."""
     step = int(row["step"])
     episodes = reader.episodes(step, split="eval")
     turns = [turn for episode in episodes for turn in episode.turns]
@@ -264,14 +311,22 @@ def episode_text(episode: Any) -> str:
     for turn in episode.turns:
         lines.append(f"[model] {turn.text}")
         lines += [f"[{message.role}] {message.content}" for message in turn.messages]
-    return "\n".join([f"--- {episode.task.id}: {episode.status.value}, reward {episode.reward:g}", *lines])
+    return "\n".join(
+        [f"--- {episode.task.id}: {episode.status.value}, reward {episode.reward:g}", *lines]
+    )
 
 
-def write_summary(out: Path, runs: Sequence[Run], results: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
-    """Also after every single run: what is there already must not be lost with what is still to come."""
+def write_summary(
+    out: Path, runs: Sequence[Run], results: dict[str, dict[str, Any]]
+) -> list[dict[str, Any]]:
+    """Also after every single run: what is there already must not be lost with what is still to
+    come."""
     rows = [results[run.name] for run in runs if run.name in results]
     beside = out / "summary.json.tmp"
-    beside.write_text(json.dumps({"machine": machine(), "command": sys.argv, "runs": rows}, indent=1), encoding="utf-8")
+    beside.write_text(
+        json.dumps({"machine": machine(), "command": sys.argv, "runs": rows}, indent=1),
+        encoding="utf-8",
+    )
     beside.replace(out / "summary.json")
     (out / "report.md").write_text(report(out), encoding="utf-8")
     return rows
@@ -284,7 +339,12 @@ def machine() -> dict[str, str]:
 
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
     day = time.strftime("%Y-%m-%d")
-    return {"device": device, "torch": torch.__version__, "transformers": transformers.__version__, "date": day}
+    return {
+        "device": device,
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "date": day,
+    }
 
 
 def share(values: Sequence[float | None] | None) -> str:
@@ -300,7 +360,10 @@ def share(values: Sequence[float | None] | None) -> str:
 
 def line_of(row: dict[str, Any]) -> str:
     before, after = (row.get(label, {}).get("success") for label in ("before", "after"))
-    return f"{share(before)} -> {share(after)} after {row.get('steps', 0)} steps, {row.get('minutes', 0)} min"
+    return (
+        f"{share(before)} -> {share(after)} after {row.get('steps', 0)} steps, "
+        f"{row.get('minutes', 0)} min"
+    )
 
 
 def report(folder: Path) -> str:
@@ -308,9 +371,11 @@ def report(folder: Path) -> str:
     data = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
     facts = data["machine"]
     lines = [
-        f"{facts['device']}, torch {facts['torch']}, transformers {facts['transformers']}, {facts['date']}.",
+        f"{facts['device']}, torch {facts['torch']}, transformers {facts['transformers']}, "
+        f"{facts['date']}.",
         "",
-        "| recipe | algorithm | seed | before | after | legal before | legal after | steps | episodes | tokens "
+        "| recipe | algorithm | seed | before | after | legal before | legal after | steps | "
+        "episodes | tokens "
         "| minutes | GiB | state |",
         "|---|---|---|---|---|---|---|---|---|---|---|---|---|",
     ]
@@ -318,8 +383,19 @@ def report(folder: Path) -> str:
         before, after = row.get("before", {}), row.get("after", {})
         legal = [f"{100 * one['legal_share']:.0f} %" if one else "" for one in (before, after)]
         recipe = ", ".join([row["recipe"], *(f"`{setting}`" for setting in row["settings"])])
-        cells = [recipe, row["algorithm"], row["seed"], share(before.get("success")), share(after.get("success"))]
-        cells += [*legal, row.get("steps", 0), row.get("episodes", 0), row.get("generated_tokens", 0)]
+        cells = [
+            recipe,
+            row["algorithm"],
+            row["seed"],
+            share(before.get("success")),
+            share(after.get("success")),
+        ]
+        cells += [
+            *legal,
+            row.get("steps", 0),
+            row.get("episodes", 0),
+            row.get("generated_tokens", 0),
+        ]
         cells += [row.get("minutes", ""), row.get("peak_memory_gib", ""), row["state"]]
         lines.append("| " + " | ".join(str(cell) for cell in cells) + " |")
     lines += ["", "Training success by step, ten steps to a figure, in per cent:", "", "```"]
@@ -331,14 +407,20 @@ def report(folder: Path) -> str:
 def curve(folder: Path, name: str, *, width: int = 10) -> list[str]:
     """Mean training success over every `width` steps, in per cent."""
     path = folder / "curves" / f"{name}.jsonl"
-    rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.is_file() else []
+    rows = (
+        [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+        if path.is_file()
+        else []
+    )
     values = [row["rollout/success"] for row in rows if row.get("rollout/success") is not None]
     parts = [values[start : start + width] for start in range(0, len(values), width)]
     return [f"{100 * sum(part) / len(part):3.0f}" for part in parts]
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--model", type=Path)
     parser.add_argument("--gguf", help="the model's file in its folder, where it is a GGUF")
     parser.add_argument("--runs", nargs="+", default=[])
@@ -356,7 +438,9 @@ def main(words: Sequence[str] | None = None) -> int:
         parser.error("--out names the folder for the results")
     if options.child is not None:
         run = Run.parse(options.child)
-        train_one(run, overrides=options.settings, memory_file=options.out / "logs" / f"{run.name}.memory")
+        train_one(
+            run, overrides=options.settings, memory_file=options.out / "logs" / f"{run.name}.memory"
+        )
         return 0
     runs = [Run.parse(text) for text in options.runs]
     if not runs or len({run.name for run in runs}) < len(runs):
@@ -366,7 +450,11 @@ def main(words: Sequence[str] | None = None) -> int:
     overrides = ["checkpoint.write=false", *options.settings]
     with tempfile.TemporaryDirectory(prefix="turnwise-model-") as scratch:
         if options.model is not None:
-            where = plain_model(options.model, options.gguf, Path(scratch)) if options.gguf else options.model
+            where = (
+                plain_model(options.model, options.gguf, Path(scratch))
+                if options.gguf
+                else options.model
+            )
             overrides.insert(0, f"model.path={where}")
         left = options.limit_s - (time.monotonic() - began)
         rows = run_all(runs, out=options.out, jobs=options.jobs, limit_s=left, overrides=overrides)

@@ -1,12 +1,14 @@
-"""Log-probs from hidden states, forward and backward: ours against liger-kernel's and against plain logits.
+"""Log-probs from hidden states, forward and backward: ours against liger-kernel's and against plain
+logits.
 
     python benchmarks/gpu/logprobs.py [--positions 16384] [--json FILE]
     python benchmarks/gpu/logprobs.py --device cpu --tiny
 
-Ours gives log-prob and entropy of every position and the gradients of states and projection, a chunk of logits at a
-time. Liger's fused projection and cross-entropy gives log-probs alone (reduction "none"), so an entropy bonus or a
-report of the entropy would need a second pass there. Sizes are those of SmolLM2-135M and Qwen2.5-1.5B, bfloat16.
-Gradients are compared with float64's before anything is timed. Without liger-kernel ours runs against plain logits.
+Ours gives log-prob and entropy of every position and the gradients of states and projection, a
+chunk of logits at a time. Liger's fused projection and cross-entropy gives log-probs alone
+(reduction "none"), so an entropy bonus or a report of the entropy would need a second pass there.
+Sizes are those of SmolLM2-135M and Qwen2.5-1.5B, bfloat16. Gradients are compared with float64's
+before anything is timed. Without liger-kernel ours runs against plain logits.
 """
 
 import argparse
@@ -28,14 +30,16 @@ Scores = Callable[[nn.Linear, Tensor, Tensor], Tensor]
 
 def ours(head: nn.Linear, states: Tensor, targets: Tensor) -> Tensor:
     size = chunk_elements(states.device)
-    return score_states(head, states, targets, temperature=1.0, softcap=None, chunk_elements=size)[0]
+    return score_states(head, states, targets, temperature=1.0, softcap=None, chunk_elements=size)[
+        0
+    ]
 
 
 def plain(head: nn.Linear, states: Tensor, targets: Tensor) -> Tensor:
     logits = head(states)
-    return torch.log_softmax(logits.to(torch.promote_types(logits.dtype, torch.float32)), dim=-1).gather(
-        1, targets[:, None]
-    )[:, 0]
+    return torch.log_softmax(
+        logits.to(torch.promote_types(logits.dtype, torch.float32)), dim=-1
+    ).gather(1, targets[:, None])[:, 0]
 
 
 def liger(head: nn.Linear, states: Tensor, targets: Tensor) -> Tensor:
@@ -47,8 +51,11 @@ def liger(head: nn.Linear, states: Tensor, targets: Tensor) -> Tensor:
     return -loss(head.weight, states, targets)
 
 
-def gradients(scores: Scores, head: nn.Linear, states: Tensor, targets: Tensor, weights: Tensor) -> list[Tensor]:
-    """Of the states and of the projection, where every position has a weight of its own, as advantages give it."""
+def gradients(
+    scores: Scores, head: nn.Linear, states: Tensor, targets: Tensor, weights: Tensor
+) -> list[Tensor]:
+    """Of the states and of the projection, where every position has a weight of its own, as
+    advantages give it."""
     states.grad = head.weight.grad = None
     (scores(head, states, targets) * weights).sum().backward()
     assert states.grad is not None
@@ -103,7 +110,9 @@ def measure(name: str, size: tuple[int, int], options: argparse.Namespace) -> li
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--tiny", action="store_true", help="a small projection and few positions")
     parser.add_argument("--positions", type=int, default=16384)
@@ -118,9 +127,14 @@ def main() -> None:
     for row in rows:
         spent = "no room" if row["milliseconds"] is None else f"{row['milliseconds']:.1f}"
         memory = f"{row['memory_gib']:.2f}" if "memory_gib" in row else ""
-        print(f"{row['model']:14s} {row['engine']:28s} {spent:>9s} {memory:>7s} {row['gradient_difference']:16.1e}")
+        print(
+            f"{row['model']:14s} {row['engine']:28s} {spent:>9s} {memory:>7s} "
+            f"{row['gradient_difference']:16.1e}"
+        )
     if options.json:
-        options.json.write_text(json.dumps({"torch": torch.__version__, "rows": rows}, indent=1) + "\n")
+        options.json.write_text(
+            json.dumps({"torch": torch.__version__, "rows": rows}, indent=1) + "\n"
+        )
 
 
 if __name__ == "__main__":

@@ -1,11 +1,14 @@
-"""Multi-turn generation on one GPU: our in-process engine against transformers `generate`, same prompts and lengths.
+"""Multi-turn generation on one GPU: our in-process engine against transformers `generate`, same
+prompts and lengths.
 
-    python benchmarks/gpu/rollout.py --model DIR [--gguf FILE] [--episodes 256 1024] [--turns 5] [--tokens 64]
+    python benchmarks/gpu/rollout.py --model DIR [--gguf FILE] [--episodes 256 1024] [--turns 5]
+    [--tokens 64]
 
-Every reply has exactly --tokens tokens, log-probs included, and the environment is FrozenLake. `generate` gets the
-conversations that our rollout played, whole, turn after turn in one padded batch, as TRL does without vLLM. Tokens per
-second are generated tokens over the wall time of the whole rollout, the environment's and the tokenizer's included
-for ours and left out for the peers; the best of --repeats counts, and the median is told.
+Every reply has exactly --tokens tokens, log-probs included, and the environment is FrozenLake.
+`generate` gets the conversations that our rollout played, whole, turn after turn in one padded
+batch, as TRL does without vLLM. Tokens per second are generated tokens over the wall time of the
+whole rollout, the environment's and the tokenizer's included for ours and left out for the peers;
+the best of --repeats counts, and the median is told.
 """
 
 import argparse
@@ -79,7 +82,9 @@ def ours(
             "environment_seconds": sum(t.env_seconds for e in result.episodes for t in e.turns),
             "prefill_seconds": generator.stats.prefill_seconds,
             "decode_seconds": generator.stats.decode_seconds,
-            "idle_seconds": max(seconds - generator.stats.prefill_seconds - generator.stats.decode_seconds, 0.0),
+            "idle_seconds": max(
+                seconds - generator.stats.prefill_seconds - generator.stats.decode_seconds, 0.0
+            ),
             "shared_tokens": generator.stats.shared_tokens,
             "prefilled_tokens": generator.stats.prefilled_tokens,
             "decode_steps": generator.stats.decode_steps,
@@ -108,7 +113,9 @@ def contexts(episodes: list[Episode], turn: int) -> list[list[int]]:
     return found
 
 
-def with_generate(model: Any, tokenizer: Any, episodes: list[Episode], options: argparse.Namespace) -> dict[str, Any]:
+def with_generate(
+    model: Any, tokenizer: Any, episodes: list[Episode], options: argparse.Namespace
+) -> dict[str, Any]:
     """transformers `generate` over the same conversations, prefilled whole at every turn."""
     pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
 
@@ -145,15 +152,29 @@ def with_generate(model: Any, tokenizer: Any, episodes: list[Episode], options: 
     }
 
 
-def with_vllm(directory: str, tokenizer: Any, episodes: list[Episode], options: argparse.Namespace) -> dict[str, Any]:
+def with_vllm(
+    directory: str, tokenizer: Any, episodes: list[Episode], options: argparse.Namespace
+) -> dict[str, Any]:
     """vLLM with prefix caching and log-probs over the same conversations."""
     from vllm import LLM, SamplingParams  # pyright: ignore[reportMissingImports]
 
-    llm = LLM(directory, enable_prefix_caching=True, gpu_memory_utilization=0.5, max_model_len=options.context)
-    sampling = SamplingParams(
-        max_tokens=options.tokens, min_tokens=options.tokens, temperature=1.0, logprobs=0, ignore_eos=True
+    llm = LLM(
+        directory,
+        enable_prefix_caching=True,
+        gpu_memory_utilization=0.5,
+        max_model_len=options.context,
     )
-    turns = [[{"prompt_token_ids": row} for row in contexts(episodes, turn)] for turn in range(options.turns)]
+    sampling = SamplingParams(
+        max_tokens=options.tokens,
+        min_tokens=options.tokens,
+        temperature=1.0,
+        logprobs=0,
+        ignore_eos=True,
+    )
+    turns = [
+        [{"prompt_token_ids": row} for row in contexts(episodes, turn)]
+        for turn in range(options.turns)
+    ]
     tokens, seconds = 0, float("inf")
     for _ in range(1 + options.repeats):  # the first one warms up
         llm.reset_prefix_cache()
@@ -171,7 +192,9 @@ def with_vllm(directory: str, tokenizer: Any, episodes: list[Episode], options: 
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--model", required=True)
     parser.add_argument("--gguf")
     parser.add_argument("--episodes", type=int, nargs="+", default=[256, 1024])
@@ -184,7 +207,9 @@ def main() -> None:
     parser.add_argument("--peers", nargs="*", default=["generate"])
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    model = AutoModelForCausalLM.from_pretrained(options.model, gguf_file=options.gguf, dtype=torch.bfloat16).cuda()
+    model = AutoModelForCausalLM.from_pretrained(
+        options.model, gguf_file=options.gguf, dtype=torch.bfloat16
+    ).cuda()
     tokenizer = AutoTokenizer.from_pretrained(options.model, gguf_file=options.gguf)
     rows: list[dict[str, Any]] = []
     for index, episodes in enumerate(options.episodes):
@@ -206,15 +231,22 @@ def main() -> None:
             f"{row['engine']:24s} {row['episodes']:9d} {row['tokens']:9d} {row['seconds']:9.2f} "
             f"{row['tokens_per_second']:10.0f}"
         )
-    print("share of the wall time; the host works, on environments among others, while the device works or idles")
+    print(
+        "share of the wall time; the host works, on environments among others, while the device "
+        "works or idles"
+    )
     for row in rows:
         if "decode_seconds" in row:
             parts = ("decode", "prefill", "idle", "host", "environment")
-            shares = ", ".join(f"{part} {100 * row[f'{part}_seconds'] / row['seconds']:.0f} %" for part in parts)
+            shares = ", ".join(
+                f"{part} {100 * row[f'{part}_seconds'] / row['seconds']:.0f} %" for part in parts
+            )
             print(f"{row['engine']:24s} {row['episodes']:9d} {shares}")
             print(f"{'':24s} {'median':>9s} {row['tokens'] / row['median_seconds']:.0f} tokens/s")
     if options.json:
-        options.json.write_text(json.dumps({"gpu": torch.cuda.get_device_name(), "rows": rows}, indent=1))
+        options.json.write_text(
+            json.dumps({"gpu": torch.cuda.get_device_name(), "rows": rows}, indent=1)
+        )
 
 
 if __name__ == "__main__":

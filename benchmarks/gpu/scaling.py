@@ -1,14 +1,17 @@
-"""How the cost of a turn changes with the number of turns and of slots. It should not grow with either.
+"""How the cost of a turn changes with the number of turns and of slots. It should not grow with
+either.
 
-    python benchmarks/gpu/scaling.py --model DIR [--gguf FILE] [--turns 1 2 4 8 16 32] [--slots 16 64 256 1024]
+    python benchmarks/gpu/scaling.py --model DIR [--gguf FILE] [--turns 1 2 4 8 16 32] [--slots 16
+    64 256 1024]
                                      [--compile] [--json FILE]
     python benchmarks/gpu/scaling.py --device cpu --tiny
 
-Rollouts of FrozenLake with --tokens generated tokens per turn, as in rollout.py. The first sweep plays ever longer
-episodes with --at-slots of them at once: a session keeps its keys and values, so a turn prefills its own observation
-and nothing else, and the microseconds per turn stay level (but for attention over the longer context). The second
-sweep plays --at-turns turns with more and more episodes at once: a turn gets cheaper until the device is full.
-Every figure is the best of --repeats rollouts after one that warms up.
+Rollouts of FrozenLake with --tokens generated tokens per turn, as in rollout.py. The first sweep
+plays ever longer episodes with --at-slots of them at once: a session keeps its keys and values, so
+a turn prefills its own observation and nothing else, and the microseconds per turn stay level (but
+for attention over the longer context). The second sweep plays --at-turns turns with more and more
+episodes at once: a turn gets cheaper until the device is full. Every figure is the best of
+--repeats rollouts after one that warms up.
 """
 
 import argparse
@@ -29,7 +32,9 @@ from turnwise.rollout.proxy import AgentProxy
 from turnwise.testing.tiny import tiny_model, tiny_tokenizer
 
 
-def make_generator(model: Any, tokenizer: Any, *, slots: int, options: argparse.Namespace) -> HFGenerator:
+def make_generator(
+    model: Any, tokenizer: Any, *, slots: int, options: argparse.Namespace
+) -> HFGenerator:
     return HFGenerator(
         model,
         tokenizer,
@@ -40,7 +45,14 @@ def make_generator(model: Any, tokenizer: Any, *, slots: int, options: argparse.
     )
 
 
-def play(generator: HFGenerator, tokenizer: Any, *, episodes: int, turns: int, options: argparse.Namespace) -> Any:
+def play(
+    generator: HFGenerator,
+    tokenizer: Any,
+    *,
+    episodes: int,
+    turns: int,
+    options: argparse.Namespace,
+) -> Any:
     """Figures of the fastest rollout of so many episodes of so many turns."""
     config = config_for(episodes, turns=turns, tokens=options.tokens, context=options.context)
     proxy = AgentProxy(config, generator, tokenizer)
@@ -70,7 +82,10 @@ def play(generator: HFGenerator, tokenizer: Any, *, episodes: int, turns: int, o
 
 def table(rows: list[dict[str, Any]], by: str) -> None:
     first = rows[0]["microseconds_per_turn"]
-    print(f"{'turns':>6s} {'slots':>6s} {'us/turn':>10s} {'of first':>9s} {'prefilled/turn':>15s} {'tokens/s':>10s}")
+    print(
+        f"{'turns':>6s} {'slots':>6s} {'us/turn':>10s} {'of first':>9s} {'prefilled/turn':>15s} "
+        f"{'tokens/s':>10s}"
+    )
     for row in rows:
         print(
             f"{row['turns']:6d} {row['slots']:6d} {row['microseconds_per_turn']:10.0f} "
@@ -92,14 +107,20 @@ def load(options: argparse.Namespace) -> tuple[Any, Any]:
 
     dtype = torch.float32 if options.device == "cpu" else torch.bfloat16
     model = AutoModelForCausalLM.from_pretrained(options.model, gguf_file=options.gguf, dtype=dtype)
-    return model.to(options.device).eval(), AutoTokenizer.from_pretrained(options.model, gguf_file=options.gguf)
+    return model.to(options.device).eval(), AutoTokenizer.from_pretrained(
+        options.model, gguf_file=options.gguf
+    )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--model")
     parser.add_argument("--gguf")
-    parser.add_argument("--tiny", action="store_true", help="a random model and a few short episodes")
+    parser.add_argument(
+        "--tiny", action="store_true", help="a random model and a few short episodes"
+    )
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--turns", type=int, nargs="+", default=[1, 2, 4, 8, 16, 32])
     parser.add_argument("--slots", type=int, nargs="+", default=[16, 64, 256, 1024])

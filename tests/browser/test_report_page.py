@@ -1,4 +1,5 @@
-"""report.html in a real browser: it renders, nothing hostile runs, and it asks for nothing from the network."""
+"""report.html in a real browser: it renders, nothing hostile runs, and it asks for nothing from the
+network."""
 
 import shutil
 import subprocess
@@ -14,7 +15,12 @@ from run_fixtures import fill_step, make_episode, make_run, make_turn
 from turnwise.log.report import write_report
 
 BROWSER = next(
-    (path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None
+    (
+        path
+        for name in ("chromium", "chromium-browser", "google-chrome")
+        if (path := shutil.which(name))
+    ),
+    None,
 )
 OWNED = "<script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\">"
 
@@ -26,8 +32,16 @@ pytestmark = [
 
 def browse(page: Path, *options: str, profile: Path) -> subprocess.CompletedProcess[str]:
     assert BROWSER is not None
-    flags = ["--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={profile}", "--virtual-time-budget=2000"]
-    return subprocess.run([BROWSER, *flags, *options, page.as_uri()], capture_output=True, text=True, timeout=120)
+    flags = [
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        f"--user-data-dir={profile}",
+        "--virtual-time-budget=2000",
+    ]
+    return subprocess.run(
+        [BROWSER, *flags, *options, page.as_uri()], capture_output=True, text=True, timeout=120
+    )
 
 
 @pytest.fixture
@@ -35,7 +49,9 @@ def page(tmp_path: Path) -> Path:
     with make_run(tmp_path) as run:
         for step in range(1, 6):
             turns = (make_turn("up", restart=True), make_turn(OWNED, reward=1.0))
-            fill_step(run, step, [make_episode(f"{step}", turns=turns)], {"rollout/reward": step / 5})
+            fill_step(
+                run, step, [make_episode(f"{step}", turns=turns)], {"rollout/reward": step / 5}
+            )
         run.write_pieces(lambda token: chr(token) if token > 2 else "<end>")
     return write_report(run.path)
 

@@ -1,4 +1,5 @@
-"""The suite can fail: estimators that are broken in ways seen in the field fail the check that is about it."""
+"""The suite can fail: estimators that are broken in ways seen in the field fail the check that is
+about it."""
 
 import pytest
 import torch
@@ -22,7 +23,13 @@ def guesses_turns_from_rewards(rewards, values, mask, gamma, lam, high_level_gam
     ends = mask & (rewards != 0)
     turn_ids = (ends.long().flip(-1).cumsum(-1).flip(-1) * -1) + mask.shape[1]
     return compute_bi_level_gae_advantage_return(
-        rewards, values, mask, gamma, lam, high_level_gamma, turn_ids=torch.where(mask, turn_ids, -1)
+        rewards,
+        values,
+        mask,
+        gamma,
+        lam,
+        high_level_gamma,
+        turn_ids=torch.where(mask, turn_ids, -1),
     )
 
 
@@ -67,7 +74,9 @@ def writes_into_its_input(rewards, values, mask, gamma, lam):
 
 
 def ignores_turn_ids(rewards, values, mask, gamma, lam, high_level_gamma, *, turn_ids):
-    return compute_bi_level_gae_advantage_return(rewards, values, mask, gamma, lam, high_level_gamma)
+    return compute_bi_level_gae_advantage_return(
+        rewards, values, mask, gamma, lam, high_level_gamma
+    )
 
 
 def forgets_the_empty_row(rewards, values, mask, gamma, lam):
@@ -122,9 +131,13 @@ def test_the_right_check_fails(estimator, check) -> None:
         report.raise_if_failed()
 
 
-@pytest.mark.parametrize("estimator", [multiplies_by_the_mask, ignores_the_bootstrap, is_off_by_one])
+@pytest.mark.parametrize(
+    "estimator", [multiplies_by_the_mask, ignores_the_bootstrap, is_off_by_one]
+)
 def test_and_no_other_does(estimator) -> None:
-    report = check_estimator(estimator, reference="token_gae" if estimator is is_off_by_one else None)
+    report = check_estimator(
+        estimator, reference="token_gae" if estimator is is_off_by_one else None
+    )
     assert len([name for name in report.failures if name != "all_zero_rewards"]) == 1, str(report)
 
 

@@ -1,4 +1,5 @@
-"""Every estimator that we ship passes the conformance suite: as a pure function, and through a Batch."""
+"""Every estimator that we ship passes the conformance suite: as a pure function, and through a
+Batch."""
 
 from collections.abc import Callable
 
@@ -33,12 +34,22 @@ def _turn(r, v, m, gamma, lam, *, bootstrap, turn_ids):
 
 def _first(r, v, m, gamma, lam, high_level_gamma, *, bootstrap, turn_ids):
     return compute_bi_level_gae_advantage_return(
-        r, v, m, gamma, lam, high_level_gamma, bootstrap=bootstrap, turn_ids=turn_ids, turn_value="first"
+        r,
+        v,
+        m,
+        gamma,
+        lam,
+        high_level_gamma,
+        bootstrap=bootstrap,
+        turn_ids=turn_ids,
+        turn_value="first",
     )
 
 
 def _runs(r, v, m, gamma, lam, high_level_gamma, *, bootstrap):
-    return compute_bi_level_gae_advantage_return(r, v, m, gamma, lam, high_level_gamma, bootstrap=bootstrap)
+    return compute_bi_level_gae_advantage_return(
+        r, v, m, gamma, lam, high_level_gamma, bootstrap=bootstrap
+    )
 
 
 def _whitened(r, v, m, gamma, lam, high_level_gamma, *, bootstrap, turn_ids):
@@ -122,5 +133,6 @@ def through_a_batch(name: str) -> Callable[..., tuple[Tensor, Tensor]]:
 def test_every_preset_through_a_batch(name) -> None:
     report = check_estimator(through_a_batch(name), name=name)
     without_critic = not PRESETS[name].needs_critic
-    # An estimator without a critic has no value to bootstrap from; it must fail that check and no other.
+    # An estimator without a critic has no value to bootstrap from; it must fail that check and no
+    # other.
     assert report.failures == (("bootstrap",) if without_critic else ()), str(report)

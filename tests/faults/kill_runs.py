@@ -27,7 +27,14 @@ def config_for(folder: Path) -> Config:
         eval={"episodes": 4, "before": True, "after": True, "every": 2},
         checkpoint={"every": 1, "keep": 2},
         log={"dir": str(folder), "name": "run", "report": False},
-        model={"embedded": {"hidden_size": 16, "num_layers": 1, "num_heads": 2, "warmstart_episodes": 32}},
+        model={
+            "embedded": {
+                "hidden_size": 16,
+                "num_layers": 1,
+                "num_heads": 2,
+                "warmstart_episodes": 32,
+            }
+        },
     )
 
 
@@ -36,14 +43,20 @@ def run_to_the_end(folder: str) -> None:
     torch.set_num_threads(1)
     run = Path(folder) / "run"
     begun = (run / "config.yaml").is_file()
-    if run.is_dir() and not begun:  # killed between making the folder and writing the config: nothing is lost
+    # Killed between making the folder and writing the config: nothing is lost.
+    if run.is_dir() and not begun:
         shutil.rmtree(run)
     train(None if begun else config_for(Path(folder)), resume=run if begun else None, sinks=())
 
 
 def contents(run: Path) -> dict[str, bytes]:
     """Everything that must be equal to the byte."""
-    files = [run / "metrics.jsonl", run / "ledger.jsonl", *run.glob("episodes/*.jsonl"), *run.glob("credit/*.jsonl")]
+    files = [
+        run / "metrics.jsonl",
+        run / "ledger.jsonl",
+        *run.glob("episodes/*.jsonl"),
+        *run.glob("credit/*.jsonl"),
+    ]
     last = list_checkpoints(run / "checkpoints")[-1]
     files += [last / "model" / "model.safetensors", last / "trainer.safetensors"]
     return {path.relative_to(run).as_posix(): path.read_bytes() for path in files}

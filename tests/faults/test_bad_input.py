@@ -1,4 +1,5 @@
-"""Hostile replies, names and files: every one of them is answered or refused at once, and the next episode is fine."""
+"""Hostile replies, names and files: every one of them is answered or refused at once, and the next
+episode is fine."""
 
 import asyncio
 import time
@@ -39,11 +40,15 @@ HOSTILE = {
     "code": "__import__('os').system('touch owned')",
 }
 SECONDS = 10.0  # of processor time, far more than any of them takes; a blow-up takes for ever
-NAMES = [spec.name for spec in list_envs() if spec.available and spec.door is None] + ["gymnasium:Taxi"]
+NAMES = [spec.name for spec in list_envs() if spec.available and spec.door is None] + [
+    "gymnasium:Taxi"
+]
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_hostile_replies_are_answered(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hostile_replies_are_answered(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     env = make_env(EnvConfig(name=name))
     config = EnvConfig().format
@@ -74,7 +79,10 @@ def test_hostile_replies_cross_process_and_machine_boundaries() -> None:
     async def all_in_worker() -> list[Any]:
         pool = ProcessPool({"e": env}, rollout)
         try:
-            return [await in_worker(pool, Message(role="assistant", content=text)) for text in HOSTILE.values()]
+            return [
+                await in_worker(pool, Message(role="assistant", content=text))
+                for text in HOSTILE.values()
+            ]
         finally:
             await pool.close()
 

@@ -12,7 +12,10 @@ from turnwise.generate.blocks.staging import Staging
 from turnwise.generate.hf import HFGenerator
 from turnwise.testing.tiny import tiny_model, tiny_tokenizer
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")]
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA"),
+]
 
 
 @pytest.mark.parametrize(
@@ -35,15 +38,39 @@ def test_attention_equals_plain_torch(dtype, block, window, cap, heads, kv_heads
     first = torch.tensor([0, 5, 63, 150, 64, 0], device="cuda")
     count = numbers(1, block, max(1, block // 2), block, 1, 0)
     rows = at = None
-    holders, shared = numbers(0, 1, 1, 0, 4, 5, 6), numbers(0, 0, 0, 128, 0, 0, 0)  # slots 2 and 3 begin in others
+    # Slots 2 and 3 begin in others.
+    holders, shared = (
+        numbers(0, 1, 1, 0, 4, 5, 6),
+        numbers(0, 0, 0, 128, 0, 0, 0),
+    )
     if block == 1:
         shared[2] = 64  # a block's own tokens are never shared
     else:
-        rows, at = numbers(0, 1, 2, 3, 0, 6), count.cumsum(0) - count  # end to end, and one block of padding
+        # End to end, and one block of padding.
+        rows, at = (
+            numbers(0, 1, 2, 3, 0, 6),
+            count.cumsum(0) - count,
+        )
     num = int(count.sum()) + (block if block > 1 else 1)
     query = torch.randn(num, heads, dim, device="cuda", dtype=dtype)
-    keys, values = (torch.randn(7, kv_heads, length + 1, dim, device="cuda", dtype=dtype) for _ in range(2))
-    arguments = (query, keys, values, rows, at, first, count, holders, shared, block, dim**-0.5, window, cap)
+    keys, values = (
+        torch.randn(7, kv_heads, length + 1, dim, device="cuda", dtype=dtype) for _ in range(2)
+    )
+    arguments = (
+        query,
+        keys,
+        values,
+        rows,
+        at,
+        first,
+        count,
+        holders,
+        shared,
+        block,
+        dim**-0.5,
+        window,
+        cap,
+    )
     tolerance = 2e-5 if dtype == torch.float32 else 2e-2
     torch.testing.assert_close(
         ops.attend(*arguments), ops._attend_reference(*arguments), atol=tolerance, rtol=tolerance
@@ -57,7 +84,9 @@ def test_draws_equal_plain_torch(vocab: int) -> None:
     states = []
     logits = torch.randn(rows, vocab, device="cuda") * 3
     for device in ("cuda", "cpu"):
-        state = SlotState.make(slots=rows, length=100, vocab=vocab, ring=4, device=torch.device(device))
+        state = SlotState.make(
+            slots=rows, length=100, vocab=vocab, ring=4, device=torch.device(device)
+        )
         state.seed.copy_(torch.arange(rows + 1) * 7_919_111_222_333)
         state.position.copy_(torch.arange(rows + 1) % 90)
         state.count.fill_(1)
@@ -72,13 +101,18 @@ def test_draws_equal_plain_torch(vocab: int) -> None:
     same = ours.out_ids[0].cpu() == plain.out_ids[0]
     assert same.float().mean() > 0.98  # a draw on the edge of two tokens may fall on either side
     for name in ("token", "position", "write", "count", "left"):
-        torch.testing.assert_close(getattr(ours, name)[:rows].cpu()[same], getattr(plain, name)[:rows][same])
+        torch.testing.assert_close(
+            getattr(ours, name)[:rows].cpu()[same], getattr(plain, name)[:rows][same]
+        )
     assert ours.out_ids[0, 5] == -1
-    torch.testing.assert_close(ours.out_logprobs[0].cpu()[same], plain.out_logprobs[0][same], atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(
+        ours.out_logprobs[0].cpu()[same], plain.out_logprobs[0][same], atol=1e-4, rtol=1e-4
+    )
 
 
 def behind_the_best(model, held: list[int], reply: tuple[int, ...]) -> float:
-    """How far a greedy reply's tokens lie behind the best ones, at most: ties that rounding decides may fall apart."""
+    """How far a greedy reply's tokens lie behind the best ones, at most: ties that rounding decides
+    may fall apart."""
     with torch.no_grad():
         logits = model(torch.tensor([[*held, *reply]], device="cuda")).logits[0, len(held) - 1 : -1]
     chosen = logits.gather(1, torch.tensor(reply, device="cuda")[:, None])[:, 0]
@@ -130,17 +164,22 @@ def test_compiled_step_draws_the_same_and_follows_the_weights() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(
-    ("heads", "kv_heads", "dim", "normed"), [(9, 3, 64, False), (12, 2, 128, False), (4, 2, 8, True)]
+    ("heads", "kv_heads", "dim", "normed"),
+    [(9, 3, 64, False), (12, 2, 128, False), (4, 2, 8, True)],
 )
 def test_fused_kernels_equal_plain_torch(dtype, heads, kv_heads, dim, normed) -> None:
     torch.manual_seed(0)
     num, slots, length, width = 20, 6, 50, 576
-    tolerance = {"atol": 2e-5, "rtol": 2e-5} if dtype == torch.float32 else {"atol": 2e-2, "rtol": 2e-2}
+    tolerance = (
+        {"atol": 2e-5, "rtol": 2e-5} if dtype == torch.float32 else {"atol": 2e-2, "rtol": 2e-2}
+    )
     residual, added = (torch.randn(num, width, dtype=dtype) for _ in range(2))
     weight = torch.rand(width, dtype=dtype) + 0.5
     for extra in (None, added):
         plain = ops.add_norm(residual.clone(), extra, weight, eps=1e-5)
-        ours = ops.add_norm(residual.cuda(), None if extra is None else extra.cuda(), weight.cuda(), eps=1e-5)
+        ours = ops.add_norm(
+            residual.cuda(), None if extra is None else extra.cuda(), weight.cuda(), eps=1e-5
+        )
         for left, right in zip(ours, plain, strict=True):
             torch.testing.assert_close(left.cpu(), right, **tolerance)
     both = torch.randn(num, 2 * 1536, dtype=dtype)
@@ -158,9 +197,16 @@ def test_fused_kernels_equal_plain_torch(dtype, heads, kv_heads, dim, normed) ->
     qkv = torch.randn(num, (heads + 2 * kv_heads) * dim, dtype=dtype)
     results = []
     for device in ("cpu", "cuda"):
-        keys, values = (torch.zeros(slots + 1, kv_heads, length + 1, dim, dtype=dtype, device=device) for _ in range(2))
-        moved = {name: None if value is None else value.to(device) for name, value in arguments.items()}
-        query = ops.rope_write(qkv.to(device), keys=keys, values=values, heads=heads, eps=1e-5, **moved)
+        keys, values = (
+            torch.zeros(slots + 1, kv_heads, length + 1, dim, dtype=dtype, device=device)
+            for _ in range(2)
+        )
+        moved = {
+            name: None if value is None else value.to(device) for name, value in arguments.items()
+        }
+        query = ops.rope_write(
+            qkv.to(device), keys=keys, values=values, heads=heads, eps=1e-5, **moved
+        )
         results.append([tensor.cpu() for tensor in (query, keys, values)])
     for left, right in zip(*results, strict=True):
         torch.testing.assert_close(left, right, **tolerance)

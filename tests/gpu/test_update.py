@@ -1,4 +1,5 @@
-"""The update on CUDA: packed bfloat16 against padded, against float32, and without waiting for the device."""
+"""The update on CUDA: packed bfloat16 against padded, against float32, and without waiting for the
+device."""
 
 import sys
 from pathlib import Path
@@ -17,8 +18,17 @@ from turnwise.models.scoring import _Fused, _plain
 from turnwise.testing.tiny import tiny_model
 from turnwise.train.update import Learner
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")]
-SHAPE = {"hidden_size": 128, "num_layers": 2, "num_heads": 4, "num_kv_heads": 2, "initializer_range": 0.05}
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA"),
+]
+SHAPE = {
+    "hidden_size": 128,
+    "num_layers": 2,
+    "num_heads": 4,
+    "num_kv_heads": 2,
+    "initializer_range": 0.05,
+}
 
 
 def made(
@@ -42,16 +52,22 @@ def made(
 
 
 def gradient(learns: Learner) -> torch.Tensor:
-    rows = compute_advantages(learns.score(batch().to("cuda"), old_logprobs=True), learns.algorithm)[0]
+    rows = compute_advantages(
+        learns.score(batch().to("cuda"), old_logprobs=True), learns.algorithm
+    )[0]
     learns.policy.train_mode(True)
     learns.gradients(rows)
     masters = learns.policy.masters
     parameters = [*learns.policy.parameters(), *learns.policy.critic_parameters()]
-    return torch.cat([masters.of(p).grad.flatten() for p in parameters if masters.of(p).grad is not None])
+    return torch.cat(
+        [masters.of(p).grad.flatten() for p in parameters if masters.of(p).grad is not None]
+    )
 
 
 def close(found: torch.Tensor, expected: torch.Tensor, *, by: float) -> None:
-    assert (found - expected).norm() <= by * expected.norm(), float((found - expected).norm() / expected.norm())
+    assert (found - expected).norm() <= by * expected.norm(), float(
+        (found - expected).norm() / expected.norm()
+    )
 
 
 @pytest.mark.parametrize("heads", [(4, 4), (4, 2), (9, 3)])
@@ -59,10 +75,13 @@ def close(found: torch.Tensor, expected: torch.Tensor, *, by: float) -> None:
 def test_the_kernel_equals_attention_row_by_row(heads: tuple[int, int], dim: int) -> None:
     torch.manual_seed(0)
     lengths = [5, 1, 130, 17]
-    boundaries = torch.tensor([0, *torch.tensor(lengths).cumsum(0).tolist()], dtype=torch.int32, device="cuda")
+    boundaries = torch.tensor(
+        [0, *torch.tensor(lengths).cumsum(0).tolist()], dtype=torch.int32, device="cuda"
+    )
     arguments = {"scaling": 0.1, "cu_seq_lens_q": boundaries, "max_length_q": max(lengths)}
     states = [
-        torch.randn(1, h, sum(lengths), dim, device="cuda", dtype=torch.float64) for h in (heads[0], *heads[1:] * 2)
+        torch.randn(1, h, sum(lengths), dim, device="cuda", dtype=torch.float64)
+        for h in (heads[0], *heads[1:] * 2)
     ]
     found, expected = [], []
     for dtype, out in ((torch.bfloat16, found), (torch.float32, expected)):
@@ -88,18 +107,26 @@ def test_packing_is_on_by_itself_and_gives_the_padded_gradient(kind: str) -> Non
 
 
 def test_float32_can_be_packed_too() -> None:
-    close(gradient(made(dtype="float32", packing=True)), gradient(made(dtype="float32", packing=False)), by=1e-4)
+    close(
+        gradient(made(dtype="float32", packing=True)),
+        gradient(made(dtype="float32", packing=False)),
+        by=1e-4,
+    )
 
 
 def test_an_update_keeps_the_storage_and_publishes_the_masters() -> None:
     learns = made(lr=1e-3, mini_batches=2)
     where = [p.data_ptr() for p in learns.policy.model.parameters()]
     before = [p.clone() for p in learns.policy.model.parameters()]
-    rows = compute_advantages(learns.score(batch().to("cuda"), old_logprobs=True), learns.algorithm)[0]
+    rows = compute_advantages(
+        learns.score(batch().to("cuda"), old_logprobs=True), learns.algorithm
+    )[0]
     metrics = learns.update(rows, step=0)
     assert metrics["train/grad_norm"] > 0
     assert [p.data_ptr() for p in learns.policy.model.parameters()] == where
-    assert any(not torch.equal(a, b) for a, b in zip(before, learns.policy.model.parameters(), strict=True))
+    assert any(
+        not torch.equal(a, b) for a, b in zip(before, learns.policy.model.parameters(), strict=True)
+    )
     for parameter in learns.policy.parameters():
         assert parameter.grad is None
         assert torch.equal(parameter, learns.policy.masters.of(parameter).bfloat16())
@@ -122,11 +149,14 @@ def test_fused_adam_resumes() -> None:
 
 def test_micro_batches_run_without_waiting_for_the_device() -> None:
     learns = made(micro_batch_tokens=8)
-    rows = compute_advantages(learns.score(batch().to("cuda"), old_logprobs=True), learns.algorithm)[0]
+    rows = compute_advantages(
+        learns.score(batch().to("cuda"), old_logprobs=True), learns.algorithm
+    )[0]
     rows = rows.replace(weights=rows.loss_mask.float() / rows.loss_mask.sum())
     learns.policy.train_mode(True)
     with learns.policy.packed():
-        learns._loss(learns._micro_batches(rows, packed=True)[0], warming=False)[0].backward()  # compiles
+        # Compiles.
+        learns._loss(learns._micro_batches(rows, packed=True)[0], warming=False)[0].backward()
         parts = learns._micro_batches(rows, packed=True)
         torch.cuda.set_sync_debug_mode("error")
         try:
@@ -138,7 +168,9 @@ def test_micro_batches_run_without_waiting_for_the_device() -> None:
 
 @pytest.mark.parametrize("size", [64, 1000])
 @pytest.mark.parametrize("softcap", [None, 5.0])
-def test_compiled_scores_equal_plain_ones(size: int, softcap: float | None, caplog: pytest.LogCaptureFixture) -> None:
+def test_compiled_scores_equal_plain_ones(
+    size: int, softcap: float | None, caplog: pytest.LogCaptureFixture
+) -> None:
     torch.manual_seed(0)
     head = torch.nn.Linear(64, 5000, bias=False, device="cuda")
     states = torch.randn(200, 64, device="cuda", requires_grad=True)

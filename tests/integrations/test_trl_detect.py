@@ -1,4 +1,5 @@
-"""Single-turn or multi-turn: the whole matrix, the reason, and who overrules whom. No TRL is needed for this."""
+"""Single-turn or multi-turn: the whole matrix, the reason, and who overrules whom. No TRL is needed
+for this."""
 
 import logging
 
@@ -108,4 +109,6 @@ def test_the_reason_is_logged_once(caplog):
     with caplog.at_level(logging.INFO, logger=detect.__name__):
         for _ in range(3):
             is_multi_turn_environment(Sums(ROWS))
-    assert [record.getMessage() for record in caplog.records] == ["Sums is single-turn: it derives from SingleTurnEnv"]
+    assert [record.getMessage() for record in caplog.records] == [
+        "Sums is single-turn: it derives from SingleTurnEnv"
+    ]

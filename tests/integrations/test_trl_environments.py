@@ -1,4 +1,5 @@
-"""Every kind of environment that the trainer takes, and what reward functions and logs see of it."""
+"""Every kind of environment that the trainer takes, and what reward functions and logs see of
+it."""
 
 import pytest
 from trl_parts import curve, make_trainer
@@ -55,7 +56,9 @@ def test_an_object_with_reset_and_step(tmp_path):
 
 
 def test_a_name(tmp_path):
-    trainer = make_trainer(tmp_path, "simple_game", max_turns=2, num_tasks=8, max_completion_length=400)
+    trainer = make_trainer(
+        tmp_path, "simple_game", max_turns=2, num_tasks=8, max_completion_length=400
+    )
     trainer.train()
     assert curve(trainer, "rollout/failures") == [0.0, 0.0]
     assert max(curve(trainer, "rollout/turns")) == 2.0
@@ -63,7 +66,9 @@ def test_a_name(tmp_path):
 
 def test_a_class_in_trls_style(tmp_path):
     rows = [{"prompt": [{"role": "user", "content": "Guess."}], "target": n} for n in range(8)]
-    trainer = make_trainer(tmp_path, Guess, trainer={"train_dataset": rows}, max_completion_length=64)
+    trainer = make_trainer(
+        tmp_path, Guess, trainer={"train_dataset": rows}, max_completion_length=64
+    )
     assert trainer.multi_turn
     trainer.train()
     (episode, *_) = RunReader(tmp_path / "run").episodes(1)
@@ -87,10 +92,14 @@ def test_a_data_set_of_the_users_own(tmp_path):
     from datasets import Dataset
     from trl_parts import ThreeTurns
 
-    rows = Dataset.from_list([{"prompt": f"{n}", "answer": n, "info": {"n": n}} for n in range(100, 108)])
+    rows = Dataset.from_list(
+        [{"prompt": f"{n}", "answer": n, "info": {"n": n}} for n in range(100, 108)]
+    )
     trainer = make_trainer(tmp_path, ThreeTurns(), trainer={"train_dataset": rows})
     trainer.train()
-    answers = {episode.task.payload["answer"] for episode in RunReader(tmp_path / "run").episodes(1)}
+    answers = {
+        episode.task.payload["answer"] for episode in RunReader(tmp_path / "run").episodes(1)
+    }
     assert answers <= set(range(100, 108))
 
 
@@ -109,7 +118,10 @@ def test_lora(tmp_path):
     lora = peft.LoraConfig(r=4, target_modules="all-linear")
     for ahead in (False, True):
         trainer = make_trainer(
-            tmp_path, trainer={"peft_config": lora}, enable_async_generation=ahead, learning_rate=1e-2
+            tmp_path,
+            trainer={"peft_config": lora},
+            enable_async_generation=ahead,
+            learning_rate=1e-2,
         )
         trainer.train()
         trainer.close()

@@ -1,4 +1,5 @@
-"""The first examples that people see, as they are written: single turns, tools, a custom environment, migration."""
+"""The first examples that people see, as they are written: single turns, tools, a custom
+environment, migration."""
 
 import subprocess
 import sys
@@ -95,20 +96,29 @@ assert trainer.async_generation
 
 def run(code, folder):
     command = [sys.executable, "-c", code]
-    env = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PATH": "/usr/bin:/bin"}
+    env = {
+        "PYTHONPATH": str(ROOT),
+        "OMP_NUM_THREADS": "1",
+        "HF_HUB_OFFLINE": "1",
+        "PATH": "/usr/bin:/bin",
+    }
     env |= {"HOME": str(folder), "CUDA_VISIBLE_DEVICES": ""}
     done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=270)
     assert done.returncode == 0, done.stderr[-4000:]
 
 
-@pytest.mark.parametrize("code", [SINGLE, TOOLS, CUSTOM, CONFIG], ids=["single", "tools", "custom", "config"])
+@pytest.mark.parametrize(
+    "code", [SINGLE, TOOLS, CUSTOM, CONFIG], ids=["single", "tools", "custom", "config"]
+)
 def test_as_written(tmp_path, code):
     tiny_model().save_pretrained(tmp_path / "your-model")
     tiny_tokenizer().save_pretrained(tmp_path / "your-model")
     run(COMMON + code, tmp_path)
 
 
-@pytest.mark.parametrize("name", ["trl_single_turn.py", "trl_tools.py", "trl_three_turns.py", "trl_taskset.py"])
+@pytest.mark.parametrize(
+    "name", ["trl_single_turn.py", "trl_tools.py", "trl_three_turns.py", "trl_taskset.py"]
+)
 def test_example_files(tmp_path, name):
     if name == "trl_taskset.py":
         pytest.importorskip("verifiers.v1")

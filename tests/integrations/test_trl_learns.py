@@ -1,4 +1,5 @@
-"""It must learn: three turns from chance to above 0.9 of the maximum, synchronously and ahead of training."""
+"""It must learn: three turns from chance to above 0.9 of the maximum, synchronously and ahead of
+training."""
 
 import pytest
 from trl_parts import curve, make_trainer

@@ -1,4 +1,5 @@
-"""Two processes over gloo, with episodes of one to three turns: all take part in everything equally often."""
+"""Two processes over gloo, with episodes of one to three turns: all take part in everything equally
+often."""
 
 import json
 import os
@@ -13,7 +14,13 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(280)]
 
 
 def run_two(tmp_path, **settings):
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2", "--master_port=0"]
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--nproc_per_node=2",
+        "--master_port=0",
+    ]
     command += ["--rdzv_backend=c10d", "--rdzv_endpoint=localhost:0"]
     command += [str(HERE / "trl_two_processes.py"), str(tmp_path), json.dumps(settings)]
     path = os.pathsep.join([str(HERE.parents[1]), os.environ.get("PYTHONPATH", "")])
@@ -37,7 +44,11 @@ def run_two(tmp_path, **settings):
     ids=str,
 )
 def test_ragged_turns(tmp_path, settings):
-    ranks = run_two(tmp_path, max_steps=3, **{"per_device_train_batch_size": 4, "num_generations": 4, **settings})
+    ranks = run_two(
+        tmp_path,
+        max_steps=3,
+        **{"per_device_train_batch_size": 4, "num_generations": 4, **settings},
+    )
     assert [rank["error"] for rank in ranks] == [None, None]
     assert ranks[0]["weights"] == ranks[1]["weights"]  # the same gradient on both
     assert len(ranks[0]["seen"]) == len(ranks[1]["seen"]) == 3
@@ -61,18 +72,24 @@ def test_ragged_turns(tmp_path, settings):
 
 
 def test_a_process_whose_episodes_all_fail_takes_part(tmp_path):
-    ranks = run_two(tmp_path, max_steps=3, per_device_train_batch_size=4, num_generations=4, fail_rows=[2])
+    ranks = run_two(
+        tmp_path, max_steps=3, per_device_train_batch_size=4, num_generations=4, fail_rows=[2]
+    )
     assert [rank["error"] for rank in ranks] == [None, None]
     failed = [all(part["failed"]) for rank in ranks for part in rank["seen"]]
     assert any(failed)
     assert not all(failed)
     for rank in ranks:
         for part in rank["seen"]:
-            assert all(a == 0.0 for a, bad in zip(part["advantages"], part["failed"], strict=True) if bad)
+            assert all(
+                a == 0.0 for a, bad in zip(part["advantages"], part["failed"], strict=True) if bad
+            )
 
 
 def test_all_processes_stop_together(tmp_path):
-    ranks = run_two(tmp_path, max_steps=1, per_device_train_batch_size=4, num_generations=4, fail_all=True)
+    ranks = run_two(
+        tmp_path, max_steps=1, per_device_train_batch_size=4, num_generations=4, fail_all=True
+    )
     for rank in ranks:
         assert "none of the 8 episodes" in rank["error"]
         assert "nothing works" in rank["error"]

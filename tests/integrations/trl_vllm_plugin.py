@@ -1,10 +1,13 @@
 """vLLM on a machine without a GPU, for test_trl_vllm.py: what is not real there is in this file.
 
-1. `keep_plain_weights`: vLLM's CPU backend repacks the weights of its linear layers and drops the originals, so that
-   none can be loaded afterwards. With this they stay as they are, and a layer is `F.linear`.
-2. `TCPWeightTransferEngine` and `trainer_side`: TRL moves weights to a vLLM server over NCCL. Here they go through
-   the TCP store of the same vLLM process group. The server's requests, and vLLM's loading of the weights, are its own.
-3. `one_small_llm`: settings that TRL's colocate mode has no argument for, and one vLLM for several trainers.
+1. `keep_plain_weights`: vLLM's CPU backend repacks the weights of its linear layers and drops the
+   originals, so that none can be loaded afterwards. With this they stay as they are, and a layer is
+   `F.linear`.
+2. `TCPWeightTransferEngine` and `trainer_side`: TRL moves weights to a vLLM server over NCCL. Here
+   they go through the TCP store of the same vLLM process group. The server's requests, and vLLM's
+   loading of the weights, are its own.
+3. `one_small_llm`: settings that TRL's colocate mode has no argument for, and one vLLM for several
+   trainers.
 
 vLLM calls `register` in each of its processes, by the entry point that the test writes.
 """
@@ -34,7 +37,8 @@ def keep_plain_weights() -> None:
 
 
 def one_small_llm() -> None:
-    """In float32, where vLLM would take bfloat16; not compiled; and the same one for every trainer of the process."""
+    """In float32, where vLLM would take bfloat16; not compiled; and the same one for every trainer
+    of the process."""
     import functools
 
     import trl.generation.vllm_generation as module
@@ -55,7 +59,8 @@ def one_small_llm() -> None:
 
 
 def __getattr__(name: str) -> Any:
-    if name != "TCPWeightTransferEngine":  # its base class is vLLM's, which is imported when vLLM asks for it
+    # Its base class is vLLM's, which is imported when vLLM asks for it.
+    if name != "TCPWeightTransferEngine":
         raise AttributeError(name)
     from vllm.distributed.utils import StatelessProcessGroup
     from vllm.distributed.weight_transfer.nccl_engine import NCCLWeightTransferEngine
@@ -66,12 +71,19 @@ def __getattr__(name: str) -> Any:
         def init_transfer_engine(self, init_info: Any) -> None:
             rank = init_info.rank_offset + self.parallel_config.rank
             self.model_update_group = StatelessProcessGroup.create(
-                host=init_info.master_address, port=init_info.master_port, rank=rank, world_size=init_info.world_size
+                host=init_info.master_address,
+                port=init_info.master_port,
+                rank=rank,
+                world_size=init_info.world_size,
             )
 
         def receive_weights(self, update_info: Any) -> None:
-            for name, kind, shape in zip(update_info.names, update_info.dtype_names, update_info.shapes, strict=True):
-                weight = self.model_update_group.broadcast(torch.empty(shape, dtype=getattr(torch, kind)), src=0)
+            for name, kind, shape in zip(
+                update_info.names, update_info.dtype_names, update_info.shapes, strict=True
+            ):
+                weight = self.model_update_group.broadcast(
+                    torch.empty(shape, dtype=getattr(torch, kind)), src=0
+                )
                 self.model.load_weights([(name, weight)])
 
     return TCPWeightTransferEngine
@@ -85,7 +97,8 @@ class _Communicator:
 
 
 def trainer_side() -> None:
-    """TRL's client, with the two functions of vLLM that it sends weights with replaced, and its check for CUDA."""
+    """TRL's client, with the two functions of vLLM that it sends weights with replaced, and its
+    check for CUDA."""
     import trl.generation.vllm_client as module
     from vllm.distributed.utils import StatelessProcessGroup
 
@@ -107,4 +120,6 @@ def trainer_side() -> None:
     module.packed_nccl_broadcast_producer = send
     original = module.VLLMClient.init_communicator
     # A device without an index is only compared with "cuda"; nothing is put on it.
-    module.VLLMClient.init_communicator = lambda self, device=0: original(self, device=torch.device("cuda"))
+    module.VLLMClient.init_communicator = lambda self, device=0: original(
+        self, device=torch.device("cuda")
+    )

@@ -1,8 +1,9 @@
-"""What test_trl_vllm.py runs with a real vLLM: `python trl_vllm_run.py FOLDER SETTINGS`; writes FOLDER/RANK.json.
+"""What test_trl_vllm.py runs with a real vLLM: `python trl_vllm_run.py FOLDER SETTINGS`; writes
+FOLDER/RANK.json.
 
-Trainings on the model in FOLDER/model: `multi`, episodes of one to three turns; `single`, TRL's own path;
-`stale`, several turns and no weights sent after the first time, which shows what the comparison of log-probs is worth;
-`narrow`, conversations that outgrow what vLLM has room for.
+Trainings on the model in FOLDER/model: `multi`, episodes of one to three turns; `single`, TRL's own
+path; `stale`, several turns and no weights sent after the first time, which shows what the
+comparison of log-probs is worth; `narrow`, conversations that outgrow what vLLM has room for.
 """
 
 import json
@@ -23,11 +24,15 @@ class Ragged(ThreeTurns):
     """Episodes of one to three turns."""
 
     def is_completed(self, messages, state, **kwargs):
-        return super().is_completed(messages, state, **kwargs) or state["turn"] >= 1 + state["info"]["n"] % 3
+        return (
+            super().is_completed(messages, state, **kwargs)
+            or state["turn"] >= 1 + state["info"]["n"] % 3
+        )
 
 
 class Talkative(ThreeTurns):
-    """Says so much that some conversations have no room for a third turn, and some none for a second."""
+    """Says so much that some conversations have no room for a third turn, and some none for a
+    second."""
 
     def env_response(self, messages, state, **kwargs):
         return [{"role": "user", "content": "x" * (40 + 20 * state["info"]["n"])}], state
@@ -51,12 +56,18 @@ class Recording(VerifiersGRPOTrainer):
         """Whether ids and log-probs of every row are those that its turns were sampled with."""
         turns = [row.episode.turns for row in self._rows]
         ids = [output["completion_ids"][index][mask[index]].tolist() for index in range(len(turns))]
-        logprobs = [output["sampling_per_token_logps"][index][mask[index]] for index in range(len(turns))]
+        logprobs = [
+            output["sampling_per_token_logps"][index][mask[index]] for index in range(len(turns))
+        ]
         return {
             "turns": [len(one) for one in turns],
-            "same_ids": ids == [[token for turn in one for token in turn.completion.ids] for one in turns],
+            "same_ids": ids
+            == [[token for turn in one for token in turn.completion.ids] for one in turns],
             "same_logprobs": all(
-                torch.equal(found, torch.tensor([value for turn in one for value in turn.completion.logprobs]))
+                torch.equal(
+                    found,
+                    torch.tensor([value for turn in one for value in turn.completion.logprobs]),
+                )
                 for found, one in zip(logprobs, turns, strict=True)
             ),
             "reasons": sorted({turn.completion.finish_reason for one in turns for turn in one}),
@@ -67,10 +78,13 @@ class Recording(VerifiersGRPOTrainer):
 
     @torch.no_grad()
     def gap(self, output, mask):
-        """Largest difference between the sampler's log-probs and those that the trainer's weights give now."""
+        """Largest difference between the sampler's log-probs and those that the trainer's weights
+        give now."""
         ids = torch.cat([output["prompt_ids"], output["completion_ids"]], 1)
         attention = torch.cat([output["prompt_mask"], output["completion_mask"]], 1)
-        logits = self.model(input_ids=ids, attention_mask=attention).logits[:, :-1] / self.temperature
+        logits = (
+            self.model(input_ids=ids, attention_mask=attention).logits[:, :-1] / self.temperature
+        )
         width = output["completion_ids"].shape[1]
         logprobs = logits.log_softmax(-1).gather(2, ids[:, 1:, None])[:, -width:, 0]
         return float((logprobs - output["sampling_per_token_logps"])[mask].abs().max())
@@ -83,7 +97,9 @@ def length(text: str) -> float:
 def run(what: str, folder: Path, vllm: dict) -> dict:
     env = Talkative() if what == "narrow" else Ragged()
     if what == "single":
-        env = SingleTurnEnv([{"question": f"{n}?"} for n in range(8)], Rubric([length]), val_fraction=0.0)
+        env = SingleTurnEnv(
+            [{"question": f"{n}?"} for n in range(8)], Rubric([length]), val_fraction=0.0
+        )
     trainer = make_trainer(
         folder / what,
         env,
@@ -132,7 +148,9 @@ def main() -> None:
         one_small_llm()
     # A group's port stays taken as long as the process lives, so every training needs its own.
     ports = vllm.pop("ports")
-    result = {what: run(what, folder, {**vllm, "vllm_group_port": port}) for what, port in ports.items()}
+    result = {
+        what: run(what, folder, {**vllm, "vllm_group_port": port}) for what, port in ports.items()
+    }
     (folder / f"{os.environ.get('RANK', '0')}.json").write_text(json.dumps(result))
 
 

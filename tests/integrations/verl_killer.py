@@ -16,11 +16,16 @@ def kill_scheduler(server: Any) -> None:
     import ray
 
     server_pid = ray.get(server.__ray_call__.remote(lambda _: os.getpid()))
-    next(child for child in psutil.Process(server_pid).children() if child.name() == "sglang::scheduler").kill()
+    next(
+        child
+        for child in psutil.Process(server_pid).children()
+        if child.name() == "sglang::scheduler"
+    ).kill()
 
 
 def run(path: str, victim: str) -> None:
-    """Prints KILLED and a JSON object: the error's class and message, and seconds from the kill to the error."""
+    """Prints KILLED and a JSON object: the error's class and message, and seconds from the kill to
+    the error."""
     from turnwise.integrations.verl.faults.cluster import find_placement, start_ray
 
     config = Config.model_validate(json.loads(Path(path).read_text()))
@@ -53,7 +58,11 @@ def run(path: str, victim: str) -> None:
     try:
         trainer.fit()
     except Exception as error:
-        report = {"error": type(error).__name__, "message": str(error), "seconds": time.monotonic() - killed[0]}
+        report = {
+            "error": type(error).__name__,
+            "message": str(error),
+            "seconds": time.monotonic() - killed[0],
+        }
         print("KILLED", json.dumps(report), flush=True)
     finally:
         ray.shutdown()

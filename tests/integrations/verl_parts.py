@@ -1,4 +1,5 @@
-"""What tests of the verl backend share: a tiny model on disk, a config, and runs in a process of their own."""
+"""What tests of the verl backend share: a tiny model on disk, a config, and runs in a process of
+their own."""
 
 import json
 import os
@@ -62,7 +63,8 @@ class Outcome:
 def run_python(
     code: str, *arguments: str, seconds: int = SECONDS, environment: dict[str, str] | None = None
 ) -> Outcome:
-    """Runs Python code in a process of its own, killed with all its children when the time is up."""
+    """Runs Python code in a process of its own, killed with all its children when the time is
+    up."""
     started = time.perf_counter()
     environ = os.environ | {
         "OMP_NUM_THREADS": "1",
@@ -85,7 +87,9 @@ def run_python(
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, 9)
         text, _ = process.communicate()
-        raise AssertionError(f"the run hung for {seconds} s; its last words:\n{text[-3000:]}") from None
+        raise AssertionError(
+            f"the run hung for {seconds} s; its last words:\n{text[-3000:]}"
+        ) from None
     return Outcome(code=process.returncode, text=text, seconds=time.perf_counter() - started)
 
 
@@ -103,12 +107,19 @@ print("RUN", train(config, **options))
 
 
 def train_apart(
-    folder: Path, config: Config, *, seconds: int = SECONDS, environment: dict[str, str] | None = None, **options: Any
+    folder: Path,
+    config: Config,
+    *,
+    seconds: int = SECONDS,
+    environment: dict[str, str] | None = None,
+    **options: Any,
 ) -> Outcome:
     """`run.train` in a process of its own."""
     path = folder / "given.json"
     path.write_text(config.model_dump_json())
-    return run_python(TRAIN, str(path), json.dumps(options), seconds=seconds, environment=environment)
+    return run_python(
+        TRAIN, str(path), json.dumps(options), seconds=seconds, environment=environment
+    )
 
 
 def trained(folder: Path, config: Config, **options: Any) -> tuple[RunReader, Outcome]:
@@ -118,9 +129,11 @@ def trained(folder: Path, config: Config, **options: Any) -> tuple[RunReader, Ou
     return RunReader(folder / "runs" / "run"), outcome
 
 
-def check_two_steps(run: RunReader, config: Config, *, seconds: float, tokenizer: Any, gap: float) -> None:
-    """What an engine of verl's sampled over two steps with stop strings is what was trained on, and at step 2 it
-    sampled with the weights of step 1's update."""
+def check_two_steps(
+    run: RunReader, config: Config, *, seconds: float, tokenizer: Any, gap: float
+) -> None:
+    """What an engine of verl's sampled over two steps with stop strings is what was trained on, and
+    at step 2 it sampled with the weights of step 1's update."""
     from turnwise.envs.registry import make_env
     from turnwise.generate.stops import StopChecker, end_ids
     from turnwise.rollout.plan import plan_rollout
@@ -139,7 +152,9 @@ def check_two_steps(run: RunReader, config: Config, *, seconds: float, tokenizer
         episodes = run.episodes(step)
         assert entry.broken == 0
         assert entry.sampled == entry.trained > 0
-        plans = plan_rollout(config, split="train", step=step, probes={"simple_game": make_env(config.env)})
+        plans = plan_rollout(
+            config, split="train", step=step, probes={"simple_game": make_env(config.env)}
+        )
         assert [episode.task for episode in episodes] == [plan.task for plan in plans]
         turns = [turn for episode in episodes for turn in episode.turns]
         assert len(turns) == 12

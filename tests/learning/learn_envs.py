@@ -8,10 +8,11 @@ from turnwise.seeding import derive_seed
 
 
 class TwoTurnCredit(BaseEnv):
-    """Two turns. Going right in the first pays 1; the second pays +8 or -8 by a coin that no action moves.
+    """Two turns. Going right in the first pays 1; the second pays +8 or -8 by a coin that no action
+    moves.
 
-    Where a turn's credit is everything that comes after it, the first turn's drowns in the coin. Success means that
-    the first turn was right.
+    Where a turn's credit is everything that comes after it, the first turn's drowns in the coin.
+    Success means that the first turn was right.
     """
 
     instruction = "Choose twice."

@@ -5,7 +5,13 @@ from typing import Any
 
 from turnwise.config.schema import Config
 
-TINY = {"hidden_size": 16, "num_layers": 1, "num_heads": 2, "warmstart_episodes": 256, "warmstart_lr": 0.01}
+TINY = {
+    "hidden_size": 16,
+    "num_layers": 1,
+    "num_heads": 2,
+    "warmstart_episodes": 256,
+    "warmstart_lr": 0.01,
+}
 
 
 def small_config(folder: Path, **changes: dict[str, Any]) -> Config:
@@ -26,7 +32,13 @@ def small_config(folder: Path, **changes: dict[str, Any]) -> Config:
             "eval_temperature": 1.0,
             "isolation": "inline",
         },
-        "train": {"steps": 12, "lr": 0.02, "critic_lr": 0.02, "max_turn": 2, "micro_batch_tokens": 2048},
+        "train": {
+            "steps": 12,
+            "lr": 0.02,
+            "critic_lr": 0.02,
+            "max_turn": 2,
+            "micro_batch_tokens": 2048,
+        },
         "eval": {"episodes": 64, "before": False},
         "log": {"dir": str(folder), "report": False},
         "checkpoint": {"every": 0},

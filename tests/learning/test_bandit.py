@@ -13,7 +13,9 @@ from turnwise.train.run import train
 
 @pytest.mark.parametrize("name", get_args(AlgorithmName))
 def test_every_algorithm_reaches_the_known_optimum(tmp_path: Path, name: str) -> None:
-    config = small_config(tmp_path, algo={"name": name}, train={"steps": 26, "lr": 0.01, "critic_lr": 0.02})
+    config = small_config(
+        tmp_path, algo={"name": name}, train={"steps": 26, "lr": 0.01, "critic_lr": 0.02}
+    )
     result = train(config, sinks=())
     curve = RunReader(result.path).curve("rollout/success")[1]
     assert curve[0] < 0.8, "the warm start knows the format and nothing else"

@@ -17,12 +17,16 @@ LAKE = {"size": 3, "p": 0.9, "random_goal": True}
 
 def lake(**settings: object) -> Config:
     form = FormatConfig(style="raw", think=False, max_actions_per_turn=1)
-    env = EnvConfig(name="frozen_lake", options=LAKE, max_turn=4, format=form).model_copy(update=settings)
+    env = EnvConfig(name="frozen_lake", options=LAKE, max_turn=4, format=form).model_copy(
+        update=settings
+    )
     return Config(env=env)
 
 
 def test_the_expert_beats_the_blind_player_and_that_one_the_random_player() -> None:
-    results = {baseline.player.name: result for baseline, result in play_baselines(lake(), episodes=400)}
+    results = {
+        baseline.player.name: result for baseline, result in play_baselines(lake(), episodes=400)
+    }
     shares = {name: result.success.estimate for name, result in results.items() if result.success}
     assert list(shares) == ["random", "blind", "expert"]
     assert shares["random"] < shares["blind"] < 0.5 < shares["expert"]
@@ -33,7 +37,11 @@ def test_the_expert_beats_the_blind_player_and_that_one_the_random_player() -> N
 def test_where_down_and_right_always_lead_to_the_goal_the_blind_player_wins() -> None:
     """Frozen all over, from corner to corner: the search must find one of the six ways."""
     options = {"size": 3, "p": 1.0, "random_goal": False}
-    (plan,) = [baseline for baseline in find_baselines(lake(options=options)) if baseline.player.name == "blind"]
+    (plan,) = [
+        baseline
+        for baseline in find_baselines(lake(options=options))
+        if baseline.player.name == "blind"
+    ]
     moves = plan.detail.removeprefix("plays ").split()
     assert sorted(moves[:4]) == ["down", "down", "right", "right"]
 
@@ -71,7 +79,10 @@ def test_only_environments_of_ones_own_have_baselines_by_default() -> None:
 
 @pytest.mark.parametrize("asked", [None, False])
 def test_a_run_stores_and_tells_them(tmp_path: Path, asked: bool | None) -> None:
-    result = train(small_config(tmp_path, eval={"episodes": 8, "baselines": asked}, log={"report": True}), sinks=())
+    result = train(
+        small_config(tmp_path, eval={"episodes": 8, "baselines": asked}, log={"report": True}),
+        sinks=(),
+    )
     reader = RunReader(result.path)
     players = [one["player"] for one in reader.summary()["baselines"]]
     assert players == (["random player"] if asked is None else [])

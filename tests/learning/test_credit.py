@@ -1,4 +1,5 @@
-"""Credit by turns learns faster than credit by tokens, where a later turn is loud. Only the estimator differs."""
+"""Credit by turns learns faster than credit by tokens, where a later turn is loud. Only the
+estimator differs."""
 
 from pathlib import Path
 from statistics import mean
@@ -27,10 +28,15 @@ def successes(folder: Path, estimator: dict[str, object], *, seed: int) -> list[
     return RunReader(train(config, sinks=()).path).curve("rollout/success")[1]
 
 
-def test_bi_level_gae_learns_faster_than_token_gae_where_a_later_turn_is_loud(tmp_path: Path) -> None:
-    """With a lambda over turns of its own, bi-level GAE keeps the second turn's coin out of the first turn's credit;
-    token GAE has one lambda, and at 1 the coin is in every token before it."""
-    by_turn = [successes(tmp_path / f"b{s}", {"name": "bi_level_gae", "high_level_lam": 0.0}, seed=s) for s in SEEDS]
+def test_bi_level_gae_learns_faster_than_token_gae_where_a_later_turn_is_loud(
+    tmp_path: Path,
+) -> None:
+    """With a lambda over turns of its own, bi-level GAE keeps the second turn's coin out of the
+    first turn's credit; token GAE has one lambda, and at 1 the coin is in every token before it."""
+    by_turn = [
+        successes(tmp_path / f"b{s}", {"name": "bi_level_gae", "high_level_lam": 0.0}, seed=s)
+        for s in SEEDS
+    ]
     by_token = [successes(tmp_path / f"t{s}", {"name": "ppo"}, seed=s) for s in SEEDS]
     last = [mean(mean(curve[-6:]) for curve in curves) for curves in (by_turn, by_token)]
     assert last[0] > 0.7, last

@@ -43,7 +43,12 @@ def lake_config(folder: Path, env: str) -> Config:
             "name": env,
             "options": {"size": 3, "p": 0.9, "random_start": True, "random_goal": True},
             "max_turn": 3,
-            "format": {"style": "raw", "think": False, "max_actions_per_turn": 1, "reminder": "never"},
+            "format": {
+                "style": "raw",
+                "think": False,
+                "max_actions_per_turn": 1,
+                "reminder": "never",
+            },
             "system_prompt": "Walk.",
         },
         rollout={
@@ -84,7 +89,9 @@ def reads_the_board(folder: Path, env: str) -> tuple[bool, str]:
     assert result.after is not None
     assert result.after.success is not None
     assert blind.success is not None
-    return result.after.success[0] > blind.success[2], f"after {result.after.success}, blind {blind.success}"
+    return result.after.success[0] > blind.success[
+        2
+    ], f"after {result.after.success}, blind {blind.success}"
 
 
 def test_multi_turn_ppo_with_bi_level_gae_reads_the_board(tmp_path: Path) -> None:
@@ -92,6 +99,8 @@ def test_multi_turn_ppo_with_bi_level_gae_reads_the_board(tmp_path: Path) -> Non
     assert learned, figures
 
 
-def test_nothing_beats_the_blind_player_where_boards_are_shuffled_between_episodes(tmp_path: Path) -> None:
+def test_nothing_beats_the_blind_player_where_boards_are_shuffled_between_episodes(
+    tmp_path: Path,
+) -> None:
     learned, figures = reads_the_board(tmp_path, f"{__file__}:ShuffledLake")
     assert not learned, figures

@@ -21,7 +21,8 @@ def make_batch(
     seed: int = 0,
     dtype: torch.dtype = torch.float32,
 ) -> Batch:
-    """A batch with one row per entry: before each turn `gap` observation tokens, behind the row `pad` pads."""
+    """A batch with one row per entry: before each turn `gap` observation tokens, behind the row
+    `pad` pads."""
     count = len(rows)
     width = max(sum(gap + length for length, _ in row) for row in rows) + pad
     zeros = torch.zeros(count, width, dtype=dtype)
@@ -72,7 +73,9 @@ def pad_right(batch: Batch, width: int) -> Batch:
     def widen(tensor: Tensor) -> Tensor:
         if tensor.dim() == 1:
             return tensor
-        fill = torch.nan if tensor.is_floating_point() else (-1 if tensor.dtype == torch.int64 else 0)
+        fill = (
+            torch.nan if tensor.is_floating_point() else (-1 if tensor.dtype == torch.int64 else 0)
+        )
         return torch.cat([tensor, tensor.new_full((tensor.shape[0], width), fill)], dim=1)
 
     wide = {name: widen(tensor) for name, tensor in batch.tensors().items()}

@@ -9,7 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from turnwise.algos import PRESETS, build_algorithm, compute_advantages, policy_loss, token_weights, value_loss
+from turnwise.algos import (
+    PRESETS,
+    build_algorithm,
+    compute_advantages,
+    policy_loss,
+    token_weights,
+    value_loss,
+)
 from turnwise.algos.reduce import token_weights_of
 from turnwise.config.schema import AlgoConfig
 from turnwise.data.batch import Batch
@@ -24,7 +31,8 @@ REDUCTIONS = ["token_mean", "sequence_mean", "episode_mean", "token_sum_norm"]
 
 
 def ready(name: str = "ppo", *, dtype: torch.dtype = torch.float64, **algo: object):
-    """A batch with advantages, references and weights, its algorithm, and new log-probs to score it with."""
+    """A batch with advantages, references and weights, its algorithm, and new log-probs to score it
+    with."""
     batch = make_batch(
         [[(3, 1.0)], [(2, 0.5), (4, 0.0)], [(5, 2.0)], [(1, 0.3)], [(2, -1.0), (1, 1.0)]],
         episodes=[0, 1, 2, 0, 3],
@@ -34,17 +42,24 @@ def ready(name: str = "ppo", *, dtype: torch.dtype = torch.float64, **algo: obje
     algorithm = build_algorithm(AlgoConfig.model_validate({"name": name, **algo}))
     batch, _ = compute_advantages(batch, algorithm)
     weights = token_weights(batch, algorithm).to(dtype)
-    noise = torch.randn(batch.rewards.shape, generator=torch.Generator().manual_seed(3), dtype=dtype)
+    noise = torch.randn(
+        batch.rewards.shape, generator=torch.Generator().manual_seed(3), dtype=dtype
+    )
     batch = batch.replace(
         weights=weights,
         ref_logprobs=torch.where(batch.response_mask, batch.logprobs + 0.2 * noise, 0.0),
         old_logprobs=torch.where(batch.response_mask, batch.logprobs - 0.1 * noise.flip(0), 0.0),
     )
-    return batch, algorithm, torch.where(batch.response_mask, batch.logprobs + 0.3 * noise.flip(1), 0.0)
+    return (
+        batch,
+        algorithm,
+        torch.where(batch.response_mask, batch.logprobs + 0.3 * noise.flip(1), 0.0),
+    )
 
 
 def loss_and_gradient(batch: Batch, algorithm, new: Tensor, chunks: list[Tensor], pad: int = 0):
-    """The summed loss, metrics and the gradient of every token's log-prob, value and entropy over the micro-batches."""
+    """The summed loss, metrics and the gradient of every token's log-prob, value and entropy over
+    the micro-batches."""
     leaf = torch.stack([new, 0.5 * new, -new]).requires_grad_()
     total, sums = 0.0, {}
     for rows in chunks:
@@ -53,7 +68,9 @@ def loss_and_gradient(batch: Batch, algorithm, new: Tensor, chunks: list[Tensor]
         inputs = leaf[:, rows]
         if pad:
             part = pad_right(part, pad)
-            inputs = torch.cat([inputs, inputs.new_full((*inputs.shape[:2], pad), torch.nan)], dim=-1)
+            inputs = torch.cat(
+                [inputs, inputs.new_full((*inputs.shape[:2], pad), torch.nan)], dim=-1
+            )
         entropies = inputs[2] if algorithm.entropy_coef else None
         policy, metrics = policy_loss(inputs[0], part, algorithm, entropies=entropies)
         loss = policy
@@ -71,18 +88,26 @@ def loss_and_gradient(batch: Batch, algorithm, new: Tensor, chunks: list[Tensor]
 @pytest.mark.parametrize("name", list(PRESETS))
 def test_split_order_and_padding_change_nothing(name, dtype) -> None:
     """Invariant 5, for every preset, with KL and entropy in the loss and importance sampling on."""
-    batch, algorithm, new = ready(name, dtype=dtype, kl_coef=0.1, entropy_coef=0.01, tis_cap=1.5, singleton="zero")
+    batch, algorithm, new = ready(
+        name, dtype=dtype, kl_coef=0.1, entropy_coef=0.01, tis_cap=1.5, singleton="zero"
+    )
     loss, metrics, gradient = loss_and_gradient(batch, algorithm, new, [torch.arange(5)])
     tolerance = 1e-12 if dtype == torch.float64 else 2e-6
     for chunks, pad in SPLITS:
-        found = loss_and_gradient(batch, algorithm, new, [torch.tensor(chunk) for chunk in chunks], pad)
+        found = loss_and_gradient(
+            batch, algorithm, new, [torch.tensor(chunk) for chunk in chunks], pad
+        )
         assert found[0] == pytest.approx(loss, abs=tolerance)
         assert found[1] == pytest.approx(metrics, abs=10 * tolerance)
         torch.testing.assert_close(found[2], gradient, atol=tolerance, rtol=0)
 
 
 @settings(max_examples=25, deadline=None)
-@given(st.permutations(range(5)), st.lists(st.booleans(), min_size=4, max_size=4), st.sampled_from(REDUCTIONS))
+@given(
+    st.permutations(range(5)),
+    st.lists(st.booleans(), min_size=4, max_size=4),
+    st.sampled_from(REDUCTIONS),
+)
 def test_any_partition_adds_up(order, cuts, reduction) -> None:
     batch, algorithm, new = ready("ppo", reduction=reduction)
     chunks: list[list[int]] = [[order[0]]]
@@ -103,7 +128,11 @@ def test_split_of_batch_adds_up_and_weighing_each_part_alone_would_not() -> None
     summed = sum(float(policy_loss(part.values, part, algorithm)[0]) for part in parts)
     assert summed == pytest.approx(float(whole), abs=1e-6)
     alone = [
-        part.replace(weights=token_weights(part, build_algorithm(AlgoConfig(name="ppo", reduction="token_mean"))))
+        part.replace(
+            weights=token_weights(
+                part, build_algorithm(AlgoConfig(name="ppo", reduction="token_mean"))
+            )
+        )
         for part in parts
     ]
     wrong = sum(float(policy_loss(part.values, part, algorithm)[0]) for part in alone) / len(alone)
@@ -113,11 +142,22 @@ def test_split_of_batch_adds_up_and_weighing_each_part_alone_would_not() -> None
 @pytest.mark.parametrize("name", list(PRESETS))
 def test_nan_outside_the_loss_mask_reaches_neither_loss_nor_gradient(name) -> None:
     """Invariant 12, on the losses."""
-    batch, algorithm, new = ready(name, kl_coef=0.1, entropy_coef=0.01, tis_cap=1.5, singleton="zero")
+    batch, algorithm, new = ready(
+        name, kl_coef=0.1, entropy_coef=0.01, tis_cap=1.5, singleton="zero"
+    )
     loss_mask = batch.loss_mask.clone()
     loss_mask[2, 3] = False  # an action token that is not trained on
     batch = batch.replace(loss_mask=loss_mask)
-    floats = ("logprobs", "old_logprobs", "ref_logprobs", "advantages", "returns", "values", "weights", "rewards")
+    floats = (
+        "logprobs",
+        "old_logprobs",
+        "ref_logprobs",
+        "advantages",
+        "returns",
+        "values",
+        "weights",
+        "rewards",
+    )
     dirty = {field: torch.where(loss_mask, getattr(batch, field), torch.nan) for field in floats}
     clean = loss_and_gradient(batch, algorithm, new, [torch.arange(5)])
     found = loss_and_gradient(
@@ -134,7 +174,9 @@ def one_token(advantage: float, *, old: float = -1.0, **algo: object):
     batch = make_batch([[(1, 0.0)]], gap=0, dtype=torch.float64)
     full = torch.full((1, 1), old, dtype=torch.float64)
     ones = torch.ones_like(full)
-    batch = batch.replace(logprobs=full, advantages=advantage * ones, weights=ones, returns=ones, ref_logprobs=full)
+    batch = batch.replace(
+        logprobs=full, advantages=advantage * ones, weights=ones, returns=ones, ref_logprobs=full
+    )
     return batch, build_algorithm(AlgoConfig.model_validate(algo))
 
 
@@ -168,7 +210,9 @@ def test_cispo_weighs_the_log_prob_and_keeps_the_gradient() -> None:
     batch, algorithm = one_token(2.0, name="cispo", clip_high=1.0)
     assert value_and_slope(batch, algorithm, 5.0)[1] == pytest.approx(-2.0 * 2.0)
     assert value_and_slope(batch, algorithm, 1.5)[1] == pytest.approx(-1.5 * 2.0)
-    assert value_and_slope(batch, algorithm, 1.5)[0] == pytest.approx(-1.5 * 2.0 * (-1.0 + math.log(1.5)))
+    assert value_and_slope(batch, algorithm, 1.5)[0] == pytest.approx(
+        -1.5 * 2.0 * (-1.0 + math.log(1.5))
+    )
 
 
 def test_policy_gradient_on_policy_is_reinforce() -> None:
@@ -178,7 +222,8 @@ def test_policy_gradient_on_policy_is_reinforce() -> None:
 
 
 def test_gspo_has_the_sequence_form_gradient() -> None:
-    """One advantage per row: loss -mean_i(s_i A_i) with s_i = exp(mean log-ratio), clipped; autograd on that form."""
+    """One advantage per row: loss -mean_i(s_i A_i) with s_i = exp(mean log-ratio), clipped;
+    autograd on that form."""
     batch, algorithm, new = ready("gspo", clip_low=0.1, clip_high=0.15)
     batch = batch.replace(old_logprobs=None)
     token_form = new.clone().requires_grad_()
@@ -258,7 +303,10 @@ def test_reductions_by_hand() -> None:
     """Rows of 1, 2 and 1 trained tokens; the first two are one episode."""
     mask = torch.tensor([[True, False], [True, True], [False, True]])
     episodes = torch.tensor([7, 7, 9])
-    found = {name: token_weights_of(mask, episodes, name, norm_tokens=10.0)[mask].tolist() for name in REDUCTIONS}
+    found = {
+        name: token_weights_of(mask, episodes, name, norm_tokens=10.0)[mask].tolist()
+        for name in REDUCTIONS
+    }
     assert found["token_mean"] == pytest.approx([1 / 4] * 4)
     assert found["sequence_mean"] == pytest.approx([1 / 3, 1 / 6, 1 / 6, 1 / 3])
     assert found["episode_mean"] == pytest.approx([1 / 6, 1 / 6, 1 / 6, 1 / 2])
@@ -271,4 +319,9 @@ def test_rows_without_trained_tokens_do_not_count(reduction) -> None:
     found = token_weights_of(mask, torch.tensor([0, 1, 2]), reduction)
     wanted = token_weights_of(mask[[0, 2]], torch.tensor([0, 2]), reduction)
     torch.testing.assert_close(found[[0, 2]], wanted)
-    assert token_weights_of(torch.zeros(2, 3, dtype=torch.bool), torch.tensor([0, 1]), reduction).abs().sum() == 0
+    assert (
+        token_weights_of(torch.zeros(2, 3, dtype=torch.bool), torch.tensor([0, 1]), reduction)
+        .abs()
+        .sum()
+        == 0
+    )

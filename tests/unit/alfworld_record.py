@@ -1,7 +1,8 @@
-"""Records what the original ALFWorld shows, as digests per game: `python alfworld_record.py GAMES.jsonl.gz`.
+"""Records what the original ALFWorld shows, as digests per game: `python alfworld_record.py
+GAMES.jsonl.gz`.
 
-Needs the extra `alfworld`. The digests let the suite check the plain engine against the original without it, and
-without keeping any of the games' text.
+Needs the extra `alfworld`. The digests let the suite check the plain engine against the original
+without it, and without keeping any of the games' text.
 """
 
 import json
@@ -30,7 +31,9 @@ def transcripts(game: Game, *, engine: str) -> list[str]:
 def main() -> None:
     games = load_games(sys.argv[1])
     recorded = {game.id: transcripts(game, engine="textworld") for game in games}
-    lines = ",\n".join(f"{json.dumps(key)}: {json.dumps(value)}" for key, value in sorted(recorded.items()))
+    lines = ",\n".join(
+        f"{json.dumps(key)}: {json.dumps(value)}" for key, value in sorted(recorded.items())
+    )
     DIGESTS.write_text("{\n" + lines + "\n}\n", encoding="utf-8")
 
 

@@ -1,4 +1,5 @@
-"""Compares the block engine's kernels with plain torch, by Triton's interpreter. Run by test_kernels_interpreted.py."""
+"""Compares the block engine's kernels with plain torch, by Triton's interpreter. Run by
+test_kernels_interpreted.py."""
 
 import torch
 
@@ -15,15 +16,35 @@ def attention() -> None:
     shared = torch.tensor([0, 64, 0, 128, 0, 0], dtype=torch.int32)
     for block, rows, at, first, count in (
         (1, None, None, [70, 130, 64, 255, 10], [1, 1, 1, 1, 0]),
-        (16, [1, 3, 2, 5, 5], [0, 16, 25, 28, 44], [66, 140, 0, 0, 0], [16, 9, 3, 0, 0]),  # end to end, then padding
+        (
+            16,
+            [1, 3, 2, 5, 5],
+            [0, 16, 25, 28, 44],
+            [66, 140, 0, 0, 0],
+            [16, 9, 3, 0, 0],
+        ),  # end to end, then padding
     ):
-        where = [None if numbers is None else torch.tensor(numbers) for numbers in (rows, at, first, count)]
+        where = [
+            None if numbers is None else torch.tensor(numbers)
+            for numbers in (rows, at, first, count)
+        ]
         query = torch.randn(5 if block == 1 else 50, 9, 64)
         for window, cap in ((0, 0.0), (50, 0.0), (0, 20.0)):
             found = kernels.attend(
-                query, keys, values, *where, holders, shared, block=block, scale=0.125, window=window, cap=cap
+                query,
+                keys,
+                values,
+                *where,
+                holders,
+                shared,
+                block=block,
+                scale=0.125,
+                window=window,
+                cap=cap,
             )
-            expected = ops._attend_reference(query, keys, values, *where, holders, shared, block, 0.125, window, cap)
+            expected = ops._attend_reference(
+                query, keys, values, *where, holders, shared, block, 0.125, window, cap
+            )
             close(found, expected)
 
 
@@ -31,7 +52,9 @@ def layers() -> None:
     residual, added, weight = torch.randn(5, 48), torch.randn(5, 48), torch.randn(48)
     for extra in (None, added):
         expected = ops.add_norm(residual, extra, weight, eps=1e-6)
-        for one, other in zip(kernels.add_norm(residual.clone(), extra, weight, eps=1e-6), expected, strict=True):
+        for one, other in zip(
+            kernels.add_norm(residual.clone(), extra, weight, eps=1e-6), expected, strict=True
+        ):
             close(one, other)
     both = torch.randn(4, 2 * 1100)
     close(kernels.silu_mul(both), ops.silu_mul(both))
@@ -54,7 +77,9 @@ def layers() -> None:
                 key_norm=norm,
                 eps=1e-6,
             )
-            for function, (keys, values) in zip((kernels.rope_write, ops.rope_write), caches, strict=True)
+            for function, (keys, values) in zip(
+                (kernels.rope_write, ops.rope_write), caches, strict=True
+            )
         ]
         close(*queries)
         for one, other in zip(*caches, strict=True):

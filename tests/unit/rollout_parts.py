@@ -1,4 +1,5 @@
-"""Environments and scripts that the rollout tests share. They speak the internal protocol, with nothing in between."""
+"""Environments and scripts that the rollout tests share. They speak the internal protocol, with
+nothing in between."""
 
 from collections.abc import Callable
 from typing import Any
@@ -12,7 +13,8 @@ from turnwise.types import Message, Observation, StepResult, Task
 
 
 class CountEnv:
-    """Wants `goal` turns; pays 1 for a reply of "go". The task's seed is in the opening, the noise in the replies."""
+    """Wants `goal` turns; pays 1 for a reply of "go". The task's seed is in the opening, the noise
+    in the replies."""
 
     def __init__(self, goal: int = 3, *, max_turns: int | None = None) -> None:
         self.goal = goal
@@ -32,7 +34,9 @@ class CountEnv:
     def reset(self, task: Task, noise_seed: int = 0) -> Observation:
         self.count, self.noise, self.done = 0, noise_seed, False
         system = Message(role="system", content="Count.")
-        return Observation(messages=(system, Message(role="user", content=f"Task {task.seed % 1000}")))
+        return Observation(
+            messages=(system, Message(role="user", content=f"Task {task.seed % 1000}"))
+        )
 
     def step(self, message: Message) -> StepResult:
         if self.done:
@@ -40,7 +44,9 @@ class CountEnv:
         self.count += 1
         self.done = self.count >= self.goal
         reward = float(message.content == "go")
-        reply = Message(role="user", content=f"{self.count} of {self.goal}, noise {self.noise % 10}")
+        reply = Message(
+            role="user", content=f"{self.count} of {self.goal}, noise {self.noise % 10}"
+        )
         return StepResult(
             messages=(reply,),
             reward=reward,
@@ -58,9 +64,12 @@ class CountEnv:
 
 
 class Faulty(CountEnv):
-    """Does `fault` instead of its second step, the first `times` times, counted over all instances of one `counter`."""
+    """Does `fault` instead of its second step, the first `times` times, counted over all instances
+    of one `counter`."""
 
-    def __init__(self, fault: Callable[[], Any], counter: list[int], *, times: int = 1_000_000) -> None:
+    def __init__(
+        self, fault: Callable[[], Any], counter: list[int], *, times: int = 1_000_000
+    ) -> None:
         super().__init__()
         self._fault = fault
         self._counter = counter
@@ -78,11 +87,19 @@ def raises() -> StepResult:
 
 
 def config_for(
-    *, groups: int = 2, size: int = 2, max_turn: int = 5, tags: tuple[str, ...] = ("count",), **rollout: Any
+    *,
+    groups: int = 2,
+    size: int = 2,
+    max_turn: int = 5,
+    tags: tuple[str, ...] = ("count",),
+    **rollout: Any,
 ) -> Config:
     shape = GroupsConfig(env_groups=groups, group_size=size, tags=tags)
     settings: dict[str, Any] = {"isolation": "inline", "max_response_tokens": 32, **rollout}
-    return Config(rollout=RolloutConfig(train=shape, val=shape, **settings), train=TrainConfig(max_turn=max_turn))
+    return Config(
+        rollout=RolloutConfig(train=shape, val=shape, **settings),
+        train=TrainConfig(max_turn=max_turn),
+    )
 
 
 def says(text: str | Callable[[Session, int], str] = "go", **options: Any) -> ScriptedGenerator:

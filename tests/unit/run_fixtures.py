@@ -7,7 +7,9 @@ from turnwise.log.store import CreditRow, RunDirectory, ledger_entry
 from turnwise.types import Completion, Episode, Message, Status, Task, Turn
 
 
-def make_turn(text: str = "up", *, reward: float = 0.0, state: str = "s", **changes: object) -> Turn:
+def make_turn(
+    text: str = "up", *, reward: float = 0.0, state: str = "s", **changes: object
+) -> Turn:
     ids = (*(ord(letter) for letter in text), 2)
     fields = {
         "prompt_ids": (1, 3),
@@ -57,14 +59,18 @@ def make_run(path: Path, *, config: Config | None = None, name: str = "run") -> 
     return RunDirectory.create(LogConfig(dir=str(path), name=name), config or Config())
 
 
-def fill_step(run: RunDirectory, step: int, episodes: list[Episode], metrics: dict[str, float]) -> None:
+def fill_step(
+    run: RunDirectory, step: int, episodes: list[Episode], metrics: dict[str, float]
+) -> None:
     """A whole step as a trainer writes it."""
     run.write_episodes(step, episodes)
     rows: list[CreditRow] = []
     for episode in episodes:
         turn_ids = tuple(k for k, turn in enumerate(episode.turns) for _ in turn.completion.ids)
         advantages = tuple((-1.0) ** place * (place + 1) / 4 for place in range(len(turn_ids)))
-        rows.append(CreditRow(episode_id=episode.id, sample=0, turn_ids=turn_ids, advantages=advantages))
+        rows.append(
+            CreditRow(episode_id=episode.id, sample=0, turn_ids=turn_ids, advantages=advantages)
+        )
     run.write_credit(step, rows)
     ids = [turn.completion.ids for episode in episodes for turn in episode.turns]
     run.write_ledger(ledger_entry(step, [(one, one) for one in ids]))

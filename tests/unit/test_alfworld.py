@@ -39,7 +39,10 @@ ROOM = """
 (:goal (and (exists (?r - receptacle) (exists (?o - object)
   (and (heatable ?o) (objectType ?o AppleType) (receptacleType ?r FridgeType) (isHot ?o) (inReceptacle ?o ?r)))))))
 """
-WALK = {f"go to {name}" for name in ("countertop 1", "fridge 1", "microwave 1", "shelf 1", "sinkbasin 1")}
+WALK = {
+    f"go to {name}"
+    for name in ("countertop 1", "fridge 1", "microwave 1", "shelf 1", "sinkbasin 1")
+}
 ALWAYS = {"help", "inventory", "look"}
 TO_HOT_APPLE = (
     "go to countertop 1",
@@ -60,7 +63,8 @@ def room(*commands: str) -> PlainEngine:
 def test_opening_names_everything_and_the_task() -> None:
     frame = room().reset()
     assert frame.text == (
-        "-= Welcome to TextWorld, ALFRED! =-\n\nYou are in the middle of a room. Looking quickly around you, you see "
+        "-= Welcome to TextWorld, ALFRED! =-\n\nYou are in the middle of a room. Looking quickly "
+        "around you, you see "
         "a countertop 1, a fridge 1, a microwave 1, a shelf 1, and a sinkbasin 1.\n\n"
         "Your task is to: put a hot apple in fridge."
     )
@@ -70,13 +74,18 @@ def test_opening_names_everything_and_the_task() -> None:
 
 
 def test_looking_again_in_the_middle_of_the_room_shows_nothing() -> None:
-    assert room().step("look").text == ("You are in the middle of a room. Looking quickly around you, you see nothing.")
+    assert room().step("look").text == (
+        "You are in the middle of a room. Looking quickly around you, you see nothing."
+    )
 
 
 def test_commands_at_a_place_with_two_receptacles() -> None:
     engine = room()
     frame = engine.step("go to shelf 1")
-    assert frame.text == "You arrive at shelf 1. On the shelf 1, you see a desklamp 1, a knife 1, and a pen 1."
+    assert (
+        frame.text
+        == "You arrive at shelf 1. On the shelf 1, you see a desklamp 1, a knife 1, and a pen 1."
+    )
     assert set(frame.commands) == ALWAYS | WALK - {"go to shelf 1", "go to countertop 1"} | {
         "examine shelf 1",
         "examine countertop 1",
@@ -87,21 +96,30 @@ def test_commands_at_a_place_with_two_receptacles() -> None:
         "take knife 1 from shelf 1",
         "use desklamp 1",
     }
-    assert engine.step("look").text == "You are facing the countertop 1, and shelf 1. Next to it, you see nothing."
+    assert (
+        engine.step("look").text
+        == "You are facing the countertop 1, and shelf 1. Next to it, you see nothing."
+    )
 
 
 def test_what_moved_between_neighbours_lies_next_to_them() -> None:
     engine = room("go to shelf 1", "take apple 2 from countertop 1", "move apple 2 to shelf 1")
     assert engine.step("look").text.endswith("Next to it, you see a apple 2.")
-    assert engine.step("examine shelf 1").text.startswith("On the shelf 1, you see a apple 2, a desklamp 1,")
+    assert engine.step("examine shelf 1").text.startswith(
+        "On the shelf 1, you see a apple 2, a desklamp 1,"
+    )
     for command in ("take apple 2 from shelf 1", "move apple 2 to countertop 1"):
         engine.step(command)
-    assert engine.step("look").text.endswith("Next to it, you see a apple 2.")  # it has left the shelf now
+    # It has left the shelf now.
+    assert engine.step("look").text.endswith("Next to it, you see a apple 2.")
 
 
 def test_an_object_in_two_receptacles_stays_in_the_other() -> None:
     engine = room("go to shelf 1", "take pen 1 from shelf 1")
-    assert engine.step("examine shelf 1").text == "On the shelf 1, you see a desklamp 1, and a knife 1."
+    assert (
+        engine.step("examine shelf 1").text
+        == "On the shelf 1, you see a desklamp 1, and a knife 1."
+    )
     assert "a pen 1" in engine.step("examine countertop 1").text
     engine.step("move pen 1 to countertop 1")
     assert engine.inside["countertop_bar_1"].count("pen_bar_1") == 1
@@ -128,17 +146,27 @@ def test_hand_and_treatments() -> None:
     assert engine.step("inventory").text == "You are carrying: a apple 2."
     assert engine.step("examine apple 2").text == "There's nothing special about apple 2."
     engine.step("go to sinkbasin 1")
-    assert engine.step("clean apple 2 with sinkbasin 1").text == "You clean the apple 2 using the sinkbasin 1."
+    assert (
+        engine.step("clean apple 2 with sinkbasin 1").text
+        == "You clean the apple 2 using the sinkbasin 1."
+    )
     assert engine.step("examine apple 2").text == "This is a clean apple 2."
     engine.step("go to fridge 1")
-    assert engine.step("cool apple 2 with fridge 1").text == "You cool the apple 2 using the fridge 1."
+    assert (
+        engine.step("cool apple 2 with fridge 1").text == "You cool the apple 2 using the fridge 1."
+    )
     assert engine.step("examine apple 2").text == "This is a cool and clean apple 2."
     engine.step("go to microwave 1")
-    assert engine.step("heat apple 2 with microwave 1").text == "You heat the apple 2 using the microwave 1."
+    assert (
+        engine.step("heat apple 2 with microwave 1").text
+        == "You heat the apple 2 using the microwave 1."
+    )
     assert engine.step("examine apple 2").text == "This is a hot and clean apple 2."
     assert ("iscool", "apple_bar_1") not in engine.facts
     engine.step("go to fridge 1")
-    assert ("ishot", "apple_bar_1") not in room(*TO_HOT_APPLE, "go to fridge 1", "cool apple 2 with fridge 1").facts
+    assert ("ishot", "apple_bar_1") not in room(
+        *TO_HOT_APPLE, "go to fridge 1", "cool apple 2 with fridge 1"
+    ).facts
     assert "move apple 2 to fridge 1" not in engine.step("look").commands
     engine.step("open fridge 1")
     frame = engine.step("move apple 2 to fridge 1")
@@ -150,7 +178,9 @@ def test_knife_slices_what_is_at_the_place_even_behind_a_door() -> None:
     engine = room("go to shelf 1")
     frame = engine.step("take knife 1 from shelf 1")
     assert "slice apple 2 with knife 1" in frame.commands
-    assert engine.step("slice apple 2 with knife 1").text == "You sliced the apple 2 with the knife 1."
+    assert (
+        engine.step("slice apple 2 with knife 1").text == "You sliced the apple 2 with the knife 1."
+    )
     assert "slice apple 1 with knife 1" in engine.step("go to fridge 1").commands
 
 
@@ -172,7 +202,9 @@ def test_help_page() -> None:
     assert lines[-1] == ""
 
 
-@pytest.mark.parametrize("command", ["", "dance", "go to fridge 2", "Look", "look\x00", "take apple 1 from fridge 1"])
+@pytest.mark.parametrize(
+    "command", ["", "dance", "go to fridge 2", "Look", "look\x00", "take apple 1 from fridge 1"]
+)
 def test_what_is_not_admissible_changes_nothing(command: str) -> None:
     engine = room("go to fridge 1")
     before, key = engine.step("look").commands, engine.state_key()
@@ -192,7 +224,9 @@ def test_copy_goes_its_own_way() -> None:
 
 def test_goal_is_grounded_to_facts_that_change() -> None:
     (part,) = ground_goal(parse_problem(ROOM), dynamic=frozenset({"ishot", "inreceptacle"}))
-    assert part == (frozenset({("ishot", "apple_bar_1"), ("inreceptacle", "apple_bar_1", "fridge_bar_1")}),)
+    assert part == (
+        frozenset({("ishot", "apple_bar_1"), ("inreceptacle", "apple_bar_1", "fridge_bar_1")}),
+    )
 
 
 @pytest.mark.parametrize(

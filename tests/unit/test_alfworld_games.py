@@ -15,7 +15,14 @@ from hypothesis import strategies as st
 from turnwise.config.schema import EnvConfig
 from turnwise.envs.adapters import as_env
 from turnwise.envs.base import EnvError
-from turnwise.envs.games.alfworld import AlfWorldEnv, Game, GameMaker, check_games, load_games, save_games
+from turnwise.envs.games.alfworld import (
+    AlfWorldEnv,
+    Game,
+    GameMaker,
+    check_games,
+    load_games,
+    save_games,
+)
 from turnwise.envs.games.alfworld.check import wander
 from turnwise.envs.games.alfworld.env import split_games
 from turnwise.envs.games.alfworld.games import TASKS
@@ -52,7 +59,9 @@ def test_a_random_walk_keeps_the_world_consistent(seed: int, walk: str) -> None:
     for command, frame in wander(engine, seed=walk, steps=40):
         assert (frame.text == NOTHING_HAPPENS) == (bool(command) and command not in known)
         known = frame.commands
-        inside = {(thing, receptacle) for receptacle, things in engine.inside.items() for thing in things}
+        inside = {
+            (thing, receptacle) for receptacle, things in engine.inside.items() for thing in things
+        }
         assert inside == {fact[1:] for fact in engine.facts if fact[0] == "inreceptacle"}
         assert all(things == sorted(things) for things in engine.inside.values())
         assert {fact[2] for fact in engine.facts if fact[0] == "holds"} == ({engine.held} - {None})
@@ -176,13 +185,19 @@ def test_games_are_read_from_a_folder(tmp_path: Path) -> None:
         folder = tmp_path / "json" / "valid_seen" / task / game.id.split("/")[1]
         folder.mkdir(parents=True)
         row = game.to_row()
-        about = {"task_type": row["task_type"], "pddl_params": row["pddl_params"], "scene": row["scene"]}
+        about = {
+            "task_type": row["task_type"],
+            "pddl_params": row["pddl_params"],
+            "scene": row["scene"],
+        }
         about["turk_annotations"] = {"anns": [{"task_desc": "Tidy up."}]}
         (folder / "traj_data.json").write_text(json.dumps(about), encoding="utf-8")
         if extra is None:
             (folder / "initial_state.pddl").write_text(game.pddl_problem, encoding="utf-8")
         else:
-            (folder / "game.tw-pddl").write_text(json.dumps({"pddl_problem": game.pddl_problem, **extra}))
+            (folder / "game.tw-pddl").write_text(
+                json.dumps({"pddl_problem": game.pddl_problem, **extra})
+            )
     found = {game.id: game for game in load_games(tmp_path / "json")}
     assert found == {
         first.id: replace(first, split="valid_seen", human_tasks=("Tidy up.",)),
@@ -191,8 +206,14 @@ def test_games_are_read_from_a_folder(tmp_path: Path) -> None:
 
 
 def test_plans_are_read_from_a_file(tmp_path: Path) -> None:
-    furniture = {f"{kind}|+0{i}.00|+00.00|+00.00": [i, 0, 0, 30] for i, kind in enumerate(("Bed", "Desk", "Drawer"))}
-    room = {"receptacles": {**furniture, "Statue|1": [0, 0, 0, 0]}, "objects": ["Book", "Pen", LAMP, "Window"]}
+    furniture = {
+        f"{kind}|+0{i}.00|+00.00|+00.00": [i, 0, 0, 30]
+        for i, kind in enumerate(("Bed", "Desk", "Drawer"))
+    }
+    room = {
+        "receptacles": {**furniture, "Statue|1": [0, 0, 0, 0]},
+        "objects": ["Book", "Pen", LAMP, "Window"],
+    }
     file = tmp_path / "plans.json.gz"
     with gzip.open(file, "wt", encoding="utf-8") as out:
         json.dump({str(number): room for number in range(301, 306)}, out)
@@ -215,7 +236,9 @@ def test_env_pays_for_winning_only() -> None:
         plan = env.walkthrough()
         assert plan is not None
         steps = [env.step(command.upper() + "  ") for command in plan]
-        assert [(reward, terminated) for _, reward, terminated, _, _ in steps[:-1]] == [(0.0, False)] * (len(plan) - 1)
+        assert [(reward, terminated) for _, reward, terminated, _, _ in steps[:-1]] == [
+            (0.0, False)
+        ] * (len(plan) - 1)
         _, reward, terminated, truncated, info = steps[-1]
         assert (reward, terminated, truncated, info["success"]) == (10.0, True, False, True)
         with pytest.raises(EnvError, match="reset"):
@@ -253,9 +276,14 @@ def test_env_potential_rises_along_the_walkthrough() -> None:
 
 def test_env_is_deterministic_and_its_splits_are_disjoint(tmp_path: Path) -> None:
     file = tmp_path / "games.jsonl"
-    save_games(file, games=[*made(7), *(replace(g, split="valid_unseen") for g in made(3, split="val"))])
+    save_games(
+        file, games=[*made(7), *(replace(g, split="valid_unseen") for g in made(3, split="val"))]
+    )
     env, other = AlfWorldEnv(games=str(file)), AlfWorldEnv(games=str(file))
-    seen = {split: {env.reset(seed=s, split=split)[1]["game"] for s in range(10)} for split in ("train", "val")}
+    seen = {
+        split: {env.reset(seed=s, split=split)[1]["game"] for s in range(10)}
+        for split in ("train", "val")
+    }
     assert len(seen["train"]) == 7
     assert len(seen["val"]) == 3
     assert not seen["train"] & seen["val"]
@@ -288,7 +316,9 @@ def test_env_plays_behind_the_protocol_and_replays_exactly() -> None:
         plan = MAKER.make(task.seed, split="train").walkthrough
         shown: list[tuple[str, float, str | None]] = []
         for command in plan:
-            result = env.step(Message(role="assistant", content=f"<think>ok</think><answer>{command}</answer>"))
+            result = env.step(
+                Message(role="assistant", content=f"<think>ok</think><answer>{command}</answer>")
+            )
             shown.append((result.messages[0].content, result.reward, result.state_key))
         assert result.terminated
         return shown
@@ -323,7 +353,9 @@ def test_everything_that_lies_somewhere_has_a_home_and_nothing_heavy_is_imported
         "import sys, turnwise.envs.games.alfworld;"
         "print([m for m in ('torch','textworld','alfworld') if m in sys.modules])"
     )
-    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    out = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+    )
     assert out.stdout.strip() == "[]"
 
 

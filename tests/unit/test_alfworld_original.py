@@ -1,4 +1,5 @@
-"""The plain ALFWorld engine against the original: by recorded digests always, side by side where it is installed."""
+"""The plain ALFWorld engine against the original: by recorded digests always, side by side where it
+is installed."""
 
 import importlib.util
 import json
@@ -15,7 +16,10 @@ from turnwise.envs.games.alfworld.check import digest, first_difference, follow,
 from turnwise.envs.games.alfworld.planner import find_plan
 from turnwise.envs.games.alfworld.rooms import load_plans, sample_plans
 
-DATA = Path(os.environ.get("TURNWISE_SHARED_DATA") or Path(__file__).parents[3] / "shared" / "data") / "alfworld"
+DATA = (
+    Path(os.environ.get("TURNWISE_SHARED_DATA") or Path(__file__).parents[3] / "shared" / "data")
+    / "alfworld"
+)
 GAMES = DATA / "real_games.jsonl.gz"
 ORIGINAL = importlib.util.find_spec("alfworld") is not None
 
@@ -56,7 +60,9 @@ def test_what_is_shown_equals_what_the_original_showed() -> None:
     recorded = json.loads(DIGESTS.read_text(encoding="utf-8"))
     games = load_games(GAMES)
     assert sorted(recorded) == sorted(game.id for game in games)
-    different = [game.id for game in games if transcripts(game, engine="plain") != recorded[game.id]]
+    different = [
+        game.id for game in games if transcripts(game, engine="plain") != recorded[game.id]
+    ]
     assert not different
 
 
@@ -71,7 +77,10 @@ def test_the_planner_wins_all_games() -> None:
 @needs_data
 def test_splits_of_the_file_are_kept_apart() -> None:
     env = AlfWorldEnv(games=str(GAMES))
-    seen = {split: {env.reset(seed=seed, split=split)[1]["game"] for seed in range(90)} for split in ("train", "val")}
+    seen = {
+        split: {env.reset(seed=seed, split=split)[1]["game"] for seed in range(90)}
+        for split in ("train", "val")
+    }
     assert (len(seen["train"]), len(seen["val"])) == (54, 90)
     assert not seen["train"] & seen["val"]
 
@@ -88,7 +97,9 @@ def test_made_games_are_the_same_in_both_engines() -> None:
     arguments = list(sys.argv)
     maker = GameMaker(sample_plans())
     for seed in range(6):
-        difference, compared = first_difference(maker.make(seed, split="train"), seed="walk", steps=20)
+        difference, compared = first_difference(
+            maker.make(seed, split="train"), seed="walk", steps=20
+        )
         assert difference is None
         assert compared > 20
     assert sys.argv == arguments
@@ -113,7 +124,12 @@ def test_what_makes_the_original_fast_changes_nothing() -> None:
     commands = ("look", *game.walkthrough, "inventory", "nonsense", "help")
     told = json.dumps([game.pddl_problem, game.task(), commands])
     stock = subprocess.run(
-        [sys.executable, "-c", STOCK], input=told, capture_output=True, text=True, check=True, timeout=120
+        [sys.executable, "-c", STOCK],
+        input=told,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=120,
     )
     quick = make_engine(game, engine="textworld")
     assert digest(follow(quick, commands)) == stock.stdout.strip().splitlines()[-1]

@@ -1,4 +1,5 @@
-"""The GPU benchmarks run on the CPU with a tiny model: what they print elsewhere comes out of the same code."""
+"""The GPU benchmarks run on the CPU with a tiny model: what they print elsewhere comes out of the
+same code."""
 
 import json
 import os
@@ -15,7 +16,16 @@ ROOT = Path(__file__).parents[2]
 def run(script: str, folder: Path, *words: str) -> dict[str, Any]:
     out = folder / "out.json"
     done = subprocess.run(
-        [sys.executable, f"benchmarks/gpu/{script}", "--device", "cpu", "--tiny", "--json", str(out), *words],
+        [
+            sys.executable,
+            f"benchmarks/gpu/{script}",
+            "--device",
+            "cpu",
+            "--tiny",
+            "--json",
+            str(out),
+            *words,
+        ],
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
         capture_output=True,
@@ -29,18 +39,28 @@ def test_the_training_step_is_compared_on_equal_gradients(tmp_path: Path) -> Non
     pytest.importorskip("trl")
     found = run("train_step.py", tmp_path, "--packing", "true")
     assert found["gradient_difference"] < 1e-5
-    assert [row["engine"] for row in found["rows"]] == ["turnwise float32, layers plain", "trl, float32 weights"]
+    assert [row["engine"] for row in found["rows"]] == [
+        "turnwise float32, layers plain",
+        "trl, float32 weights",
+    ]
     assert all(row["tokens_per_second"] > 0 for row in found["rows"])
 
 
 def test_scaling_prefills_each_turn_once(tmp_path: Path) -> None:
     found = run("scaling.py", tmp_path)
     one, two = found["by_turns"]
-    assert two["prefilled_tokens_per_turn"] < one["prefilled_tokens_per_turn"], "the second turn prefills less"
+    assert two["prefilled_tokens_per_turn"] < one["prefilled_tokens_per_turn"], (
+        "the second turn prefills less"
+    )
     assert found["by_slots"][0]["turns_played"] == 16
 
 
 def test_log_probs_are_compared_on_equal_gradients(tmp_path: Path) -> None:
     found = run("logprobs.py", tmp_path)
-    assert [row["engine"] for row in found["rows"]] == ["turnwise, entropy included", "plain logits"]
-    assert all(row["gradient_difference"] < 1e-5 and row["milliseconds"] > 0 for row in found["rows"])
+    assert [row["engine"] for row in found["rows"]] == [
+        "turnwise, entropy included",
+        "plain logits",
+    ]
+    assert all(
+        row["gradient_difference"] < 1e-5 and row["milliseconds"] > 0 for row in found["rows"]
+    )

@@ -47,7 +47,9 @@ def episodes(draw: st.DrawFn) -> Episode:
         noise_seed=2,
         prompt=(Message(role="user", content="go"),),
         turns=tuple(draw(turns(first=index == 0)) for index in range(number)),
-        status=draw(st.sampled_from([Status.COMPLETED, Status.TRUNCATED_TURNS, Status.TRUNCATED_LENGTH])),
+        status=draw(
+            st.sampled_from([Status.COMPLETED, Status.TRUNCATED_TURNS, Status.TRUNCATED_LENGTH])
+        ),
         final_ids=draw(ids),
     )
 
@@ -58,11 +60,15 @@ def test_trained_ids_are_sampled_ids(episode: Episode) -> None:
     samples = episode_to_samples(episode)
     trained = [t for s in samples for t, ours in zip(s.ids, s.response_mask, strict=True) if ours]
     assert trained == [token for turn in episode.turns for token in turn.completion.ids]
-    logprobs = [p for s in samples for p, ours in zip(s.logprobs, s.response_mask, strict=True) if ours]
+    logprobs = [
+        p for s in samples for p, ours in zip(s.logprobs, s.response_mask, strict=True) if ours
+    ]
     assert logprobs == [p for turn in episode.turns for p in turn.completion.logprobs]
     assert len(samples) == sum(turn.restart for turn in episode.turns)
     assert sum(sum(s.rewards) for s in samples) == pytest.approx(episode.reward, abs=1e-9)
-    assert [s.truncated for s in samples] == [False] * (len(samples) - 1) + [episode.status.truncated]
+    assert [s.truncated for s in samples] == [False] * (len(samples) - 1) + [
+        episode.status.truncated
+    ]
 
 
 @settings(max_examples=80, deadline=None)
@@ -127,7 +133,10 @@ def test_states_are_equal_within_a_group_only() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"loss_mask": (True, False, True, True, False, True)}, "loss_mask must lie within response_mask"),
+        (
+            {"loss_mask": (True, False, True, True, False, True)},
+            "loss_mask must lie within response_mask",
+        ),
         ({"turn_ids": (0, -1, 0, 0, -1, 1)}, "turn_ids must be"),
         ({"rewards": (1.0, 0, 0, 0, 0, 0)}, "rewards must lie within"),
         ({"rewards": (0, 0, 0, float("nan"), 0, 0)}, "rewards must be finite"),
@@ -140,11 +149,15 @@ def test_contradictions_are_refused(changes: dict[str, object], message: str) ->
         collate([sample_of(**changes)])
 
 
-def test_sequences_of_different_lengths_are_refused_even_where_rows_make_up_for_each_other() -> None:
+def test_sequences_of_different_lengths_are_refused_even_where_rows_make_up_for_each_other() -> (
+    None
+):
     row = sample_of()
     for name in ("response_mask", "loss_mask", "logprobs", "turn_ids", "rewards"):
         values = getattr(row, name)
-        longer, shorter = (sample_of(**{name: given}) for given in ((*values, values[0]), values[:-1]))
+        longer, shorter = (
+            sample_of(**{name: given}) for given in ((*values, values[0]), values[:-1])
+        )
         with pytest.raises(ValueError, match=rf"6 ids and 7 {name}"):
             collate([longer, shorter])
         with pytest.raises(ValueError, match=rf"6 ids and 5 {name}"):
@@ -160,7 +173,13 @@ def test_a_turn_without_a_state_is_refused_and_never_given_the_next_rows() -> No
 
 def test_attention_mask_depends_on_neither_mask() -> None:
     nobody = (False,) * 6
-    silent = sample_of(response_mask=nobody, loss_mask=nobody, turn_ids=(-1,) * 6, rewards=(0,) * 6, logprobs=(0,) * 6)
+    silent = sample_of(
+        response_mask=nobody,
+        loss_mask=nobody,
+        turn_ids=(-1,) * 6,
+        rewards=(0,) * 6,
+        logprobs=(0,) * 6,
+    )
     assert torch.equal(collate([sample_of()]).attention_mask, collate([silent]).attention_mask)
     assert collate([sample_of(loss_mask=nobody)]).attention_mask.sum() == 6
 

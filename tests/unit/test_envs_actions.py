@@ -21,22 +21,39 @@ PLAIN = FormatConfig(think=False)
         ("a</think> so <answer>UP || Turn  Left</answer> done", FORMAT, ("up", "turn left"), "a"),
         ("<answer>up</answer>", FORMAT, (), None),
         ("<answer>up</answer>", PLAIN, ("up",), None),
-        ("<think><answer>down</answer></think><answer>up</answer>", PLAIN, ("up",), "<answer>down</answer>"),
+        (
+            "<think><answer>down</answer></think><answer>up</answer>",
+            PLAIN,
+            ("up",),
+            "<answer>down</answer>",
+        ),
         ("<think>a</think><answer>up || fly || down</answer>", FORMAT, ("up",), "a"),
         ("<think>a</think><answer>fly || up</answer>", FORMAT, (), "a"),
         ("<think>a</think><answer>up || || down</answer>", FORMAT, ("up",), "a"),
         ("<think>a</think><answer>up", FORMAT, (), "a"),
         ("<answer>up</answer><think>late</think>", FORMAT, (), "late"),
         ("<think>a</think><answer>" + "up||" * 9 + "</answer>", FORMAT, ("up",) * 5, "a"),
-        ("<answer>up,down</answer>", FormatConfig(think=False, action_sep=","), ("up", "down"), None),
-        ("<answer>up || down</answer>", FormatConfig(think=False, max_actions_per_turn=1), ("up",), None),
+        (
+            "<answer>up,down</answer>",
+            FormatConfig(think=False, action_sep=","),
+            ("up", "down"),
+            None,
+        ),
+        (
+            "<answer>up || down</answer>",
+            FormatConfig(think=False, max_actions_per_turn=1),
+            ("up",),
+            None,
+        ),
         (" Up || down\n", FormatConfig(style="raw"), ("up", "down"), None),
         ("<answer>up</answer>", FormatConfig(style="raw"), (), None),
         ("<answer>\x00up</answer>", PLAIN, (), None),
         ("", FORMAT, (), None),
     ],
 )
-def test_parse_reply(text: str, config: FormatConfig, actions: tuple[str, ...], think: str | None) -> None:
+def test_parse_reply(
+    text: str, config: FormatConfig, actions: tuple[str, ...], think: str | None
+) -> None:
     reply = parse_reply(text, config, LEGAL)
     assert (reply.actions, reply.valid, reply.think) == (actions, bool(actions), think)
 
@@ -48,7 +65,9 @@ def test_free_text_is_split_only_where_several_actions_fit() -> None:
     assert parse_reply(text, PLAIN).actions == ("|x", "y|")
 
 
-PIECES = st.sampled_from(["<think>", "</think>", "<answer>", "</answer>", "||", "up", "down", "fly", " ", "\x00", "<"])
+PIECES = st.sampled_from(
+    ["<think>", "</think>", "<answer>", "</answer>", "||", "up", "down", "fly", " ", "\x00", "<"]
+)
 
 
 @given(st.lists(PIECES, max_size=30).map("".join))
@@ -69,14 +88,30 @@ def test_whatever_is_parsed_stands_in_the_text(text: str) -> None:
     st.text(),
 )
 @settings(max_examples=100, deadline=None)
-def test_written_replies_are_read_back(actions: list[str], think: bool, style: str, thoughts: str) -> None:
+def test_written_replies_are_read_back(
+    actions: list[str], think: bool, style: str, thoughts: str
+) -> None:
     config = FormatConfig.model_validate({"style": style, "think": think})
     thoughts = thoughts.replace("<", "(")
-    assert parse_reply(write_reply(actions, config, think=thoughts), config, LEGAL).actions == tuple(actions)
+    assert parse_reply(
+        write_reply(actions, config, think=thoughts), config, LEGAL
+    ).actions == tuple(actions)
 
 
 @pytest.mark.parametrize(
-    "unit", ["<think>", "</think>", "<answer>", "</answer>", "||", "<", "a", "\x00", "<think><answer>", " "]
+    "unit",
+    [
+        "<think>",
+        "</think>",
+        "<answer>",
+        "</answer>",
+        "||",
+        "<",
+        "a",
+        "\x00",
+        "<think><answer>",
+        " ",
+    ],
 )
 def test_ten_megabytes_are_parsed_quickly(unit: str) -> None:
     hostile = unit * (10_000_000 // len(unit))

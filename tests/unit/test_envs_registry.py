@@ -16,7 +16,9 @@ from turnwise.envs.games.simple_game import SimpleGameEnvironment
 FIRST = {"bandit", "frozen_lake", "countdown", "simple_game"}
 
 
-@pytest.mark.parametrize("name", ["frozen_lake", "FrozenLake", "frozenlake", "Frozen-Lake", "FROZEN_LAKE"])
+@pytest.mark.parametrize(
+    "name", ["frozen_lake", "FrozenLake", "frozenlake", "Frozen-Lake", "FROZEN_LAKE"]
+)
 def test_spelling_of_names_does_not_matter(name: str) -> None:
     assert isinstance(registry.make(name), FrozenLake)
 
@@ -45,7 +47,9 @@ def test_unknown_names(name: str, message: str) -> None:
 
 
 def test_unknown_options_are_refused_with_the_nearest() -> None:
-    with pytest.raises(ValueError, match=r"'frozen_lake' has no option 'sise'; did you mean 'size'"):
+    with pytest.raises(
+        ValueError, match=r"'frozen_lake' has no option 'sise'; did you mean 'size'"
+    ):
         registry.make("frozen_lake", {"sise": 4})
 
 
@@ -99,7 +103,9 @@ def test_environments_from_a_file(tmp_path: Path) -> None:
 
 
 def test_entry_points_of_other_packages(tmp_path: Path) -> None:
-    (tmp_path / "other_envs.py").write_text("from turnwise.envs.games.bandit import Bandit as Other\n")
+    (tmp_path / "other_envs.py").write_text(
+        "from turnwise.envs.games.bandit import Bandit as Other\n"
+    )
     info = tmp_path / "other_envs-1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: other-envs\nVersion: 1.0\n")
@@ -117,7 +123,8 @@ def test_entry_points_of_other_packages(tmp_path: Path) -> None:
 def test_listing_imports_nothing_heavy() -> None:
     code = (
         "import sys; from turnwise.envs.registry import list_envs; list_envs()\n"
-        "print([m for m in ('torch', 'gymnasium', 'transformers', 'turnwise.envs.games.bandit') if m in sys.modules])"
+        "print([m for m in ('torch', 'gymnasium', 'transformers', 'turnwise.envs.games.bandit') if "
+        "m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

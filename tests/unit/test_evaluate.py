@@ -1,4 +1,5 @@
-"""Evaluation: the same tasks for every player, failures apart from losses, and paired comparisons."""
+"""Evaluation: the same tasks for every player, failures apart from losses, and paired
+comparisons."""
 
 import dataclasses
 import re
@@ -9,14 +10,22 @@ from run_fixtures import make_episode
 from turnwise.config.schema import Config, EnvConfig, TrainConfig
 from turnwise.envs.base import BaseEnv
 from turnwise.envs.registry import make_env
-from turnwise.evaluate.evaluation import EvalResult, EvaluationError, PolicyPlayer, compare, evaluate
+from turnwise.evaluate.evaluation import (
+    EvalResult,
+    EvaluationError,
+    PolicyPlayer,
+    compare,
+    evaluate,
+)
 from turnwise.evaluate.players import RandomPlayer, ScriptedPlayer, Situation, play_episodes
 from turnwise.generate.scripted import ScriptedGenerator
 from turnwise.rollout.speakers import PlayerError
 from turnwise.testing.tiny import tiny_tokenizer
 from turnwise.types import Episode, Status
 
-CONFIG = Config(env=EnvConfig(name="simple_game", options={"size": 6}), train=TrainConfig(max_turn=3))
+CONFIG = Config(
+    env=EnvConfig(name="simple_game", options={"size": 6}), train=TrainConfig(max_turn=3)
+)
 
 
 def walk(text: str) -> str:
@@ -30,7 +39,11 @@ def untimed(episodes: list[Episode]) -> list[Episode]:
     """The episodes without what a clock measured."""
     return [
         dataclasses.replace(
-            one, turns=tuple(dataclasses.replace(turn, generate_seconds=0.0, env_seconds=0.0) for turn in one.turns)
+            one,
+            turns=tuple(
+                dataclasses.replace(turn, generate_seconds=0.0, env_seconds=0.0)
+                for turn in one.turns
+            ),
         )
         for one in episodes
     ]
@@ -72,7 +85,9 @@ def test_a_policy_plays_the_tasks_of_the_message_players() -> None:
     assert policy.success == messages.success
     same = compare(policy, messages)
     assert (same.tasks, same.more, same.p) == (6, None, 1.0)
-    assert [e.turns[-1].messages for e in policy.episodes] == [e.turns[-1].messages for e in messages.episodes]
+    assert [e.turns[-1].messages for e in policy.episodes] == [
+        e.turns[-1].messages for e in messages.episodes
+    ]
 
 
 def test_a_cut_episode_is_truncated_and_gets_its_last_reward() -> None:
@@ -113,14 +128,18 @@ def test_a_player_that_fails_every_time_is_an_error() -> None:
 
 
 def test_random_needs_legal_actions() -> None:
-    env = EnvConfig(name="turnwise.envs.messages:SingleTurnEnv", options={"dataset": [{"question": "1 + 1"}]})
+    env = EnvConfig(
+        name="turnwise.envs.messages:SingleTurnEnv", options={"dataset": [{"question": "1 + 1"}]}
+    )
     with pytest.raises(PlayerError, match="legal actions"):
         evaluate(Config(env=env), RandomPlayer(), episodes=1, split="train")
 
 
 def test_comparisons_by_hand() -> None:
     def result(name: str, wins: str) -> EvalResult:
-        episodes = [make_episode(f"e{n}", group_id=n, success=win == "1") for n, win in enumerate(wins)]
+        episodes = [
+            make_episode(f"e{n}", group_id=n, success=win == "1") for n, win in enumerate(wins)
+        ]
         return EvalResult.of(name, episodes)
 
     undecided = compare(result("a", "1110000000"), result("b", "0010000000"))
@@ -147,7 +166,9 @@ def test_rewards_alone_can_be_compared() -> None:
         return EvalResult.of(
             name,
             [
-                make_episode(group_id=n, task=task, turns=(dataclasses.replace(turn, reward=reward),))
+                make_episode(
+                    group_id=n, task=task, turns=(dataclasses.replace(turn, reward=reward),)
+                )
                 for n, (task, reward) in enumerate(zip(tasks, rewards, strict=True))
             ],
         )

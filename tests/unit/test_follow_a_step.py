@@ -1,4 +1,5 @@
-"""docs/dev/step.md says which files lead from training_step to the optimizer. A real step is traced to check it."""
+"""docs/dev/step.md says which files lead from training_step to the optimizer. A real step is traced
+to check it."""
 
 import re
 import sys
@@ -28,16 +29,27 @@ def place(frame: FrameType | None) -> tuple[str, str] | None:
 
 
 def traced_step(folder: Path) -> set[tuple[str, tuple[str, str]]]:
-    """(calling file, called function) of everything in a step. Calls through torch and asyncio count for whoever of us
-    stands behind them."""
+    """(calling file, called function) of everything in a step. Calls through torch and asyncio
+    count for whoever of us stands behind them."""
     config = Config.model_validate(
         {
-            "model": {"embedded": {"hidden_size": 16, "num_layers": 1, "num_heads": 2, "warmstart_episodes": 32}},
+            "model": {
+                "embedded": {
+                    "hidden_size": 16,
+                    "num_layers": 1,
+                    "num_heads": 2,
+                    "warmstart_episodes": 32,
+                }
+            },
             "env": {
                 "name": "simple_game",
                 "format": {"style": "raw", "think": False, "max_actions_per_turn": 1},
             },
-            "rollout": {"train": {"env_groups": 4, "group_size": 4}, "max_response_tokens": 4, "max_context": 256},
+            "rollout": {
+                "train": {"env_groups": 4, "group_size": 4},
+                "max_response_tokens": 4,
+                "max_context": 256,
+            },
             "train": {"steps": 1, "max_turn": 2},
             "log": {"dir": str(folder)},
         }
@@ -81,4 +93,6 @@ def test_every_function_on_the_page_is_called_by_a_file_above_it(tmp_path: Path)
     for index, row in enumerate(rows[1:], start=1):
         above = {file for file, _ in rows[:index]}
         callers = {file for file, called in calls if called == row}
-        assert callers & above, f"{row} is called by {sorted(callers) or 'nothing'}, not by a file above it"
+        assert callers & above, (
+            f"{row} is called by {sorted(callers) or 'nothing'}, not by a file above it"
+        )

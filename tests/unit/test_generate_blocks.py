@@ -1,4 +1,5 @@
-"""The block engine on the CPU: the logic of slots, packing, refill and stops, without the kernels."""
+"""The block engine on the CPU: the logic of slots, packing, refill and stops, without the
+kernels."""
 
 import asyncio
 
@@ -30,12 +31,18 @@ def make(kind: str = "llama", *, slots: int = 3, max_context: int = 200, **optio
 
 def greedy(model, ids: list[int], *, tokens: int) -> tuple[int, ...]:
     out = model.generate(
-        torch.tensor([ids]), max_new_tokens=tokens, do_sample=False, pad_token_id=256, eos_token_id=258
+        torch.tensor([ids]),
+        max_new_tokens=tokens,
+        do_sample=False,
+        pad_token_id=256,
+        eos_token_id=258,
     )
     return tuple(out[0, len(ids) :].tolist())
 
 
-async def talk(generator: HFGenerator, name: int, *, turns: int, sampling: Sampling) -> list[Completion]:
+async def talk(
+    generator: HFGenerator, name: int, *, turns: int, sampling: Sampling
+) -> list[Completion]:
     session = Session(key=f"s{name}", seed=name)
     said: list[Completion] = []
     for turn in range(turns):
@@ -56,7 +63,9 @@ def test_greedy_equals_generate_over_turns(kind: str) -> None:
             for turn in range(3):
                 new = [(31 * name + 17 * turn + i) % 250 for i in range(5 + 20 * name)]
                 held += new
-                reply = await generator.generate(session, new, Sampling(max_tokens=9, temperature=0.0))
+                reply = await generator.generate(
+                    session, new, Sampling(max_tokens=9, temperature=0.0)
+                )
                 assert reply.ids == greedy(generator._model, held, tokens=9)
                 held += reply.ids
 
@@ -69,13 +78,16 @@ def test_same_tokens_as_the_slot_engine_and_whatever_shares_the_batch() -> None:
     sampling = Sampling(max_tokens=12, temperature=0.9)
 
     async def run(generator: HFGenerator, names: list[int]) -> dict[int, list[Completion]]:
-        said = await asyncio.gather(*(talk(generator, name, turns=3, sampling=sampling) for name in names))
+        said = await asyncio.gather(
+            *(talk(generator, name, turns=3, sampling=sampling) for name in names)
+        )
         return dict(zip(names, said, strict=True))
 
     slots = HFGenerator(tiny_model(), tiny_tokenizer(), slots=3, max_context=200, engine="slots")
     expected = asyncio.run(run(slots, [0, 1, 2]))
     together = asyncio.run(run(make(), [2, 1, 0]))
-    crowded = asyncio.run(run(make(slots=2), [0, 1, 2]))  # one session more than slots: eviction and return
+    # One session more than slots: eviction and return.
+    crowded = asyncio.run(run(make(slots=2), [0, 1, 2]))
     for name in range(3):
         for left, right, third in zip(expected[name], together[name], crowded[name], strict=True):
             assert left.ids == right.ids == third.ids
@@ -86,7 +98,10 @@ def test_finished_slots_are_refilled_and_everything_is_released() -> None:
     generator = make(slots=2)
 
     async def run() -> None:
-        jobs = (talk(generator, name, turns=2, sampling=Sampling(max_tokens=1 + 5 * (name % 4))) for name in range(9))
+        jobs = (
+            talk(generator, name, turns=2, sampling=Sampling(max_tokens=1 + 5 * (name % 4)))
+            for name in range(9)
+        )
         for name, said in enumerate(await asyncio.gather(*jobs)):
             assert all(len(reply.ids) <= 1 + 5 * (name % 4) for reply in said)
 
@@ -111,14 +126,20 @@ def test_stop_strings_and_extra_stop_ids_cut_inside_a_block() -> None:
     assert cut.finish_reason == "stop"
     # The session goes on from where it was cut, not from what the block drew beyond it.
     model = generator._model
-    again = asyncio.run(generator.generate(Session(key="cut", seed=3), [9], Sampling(max_tokens=4, temperature=0.0)))
+    again = asyncio.run(
+        generator.generate(Session(key="cut", seed=3), [9], Sampling(max_tokens=4, temperature=0.0))
+    )
     assert again.ids == greedy(model, [1, 2, 3, *cut.ids, 9], tokens=4)
     assert session.key not in generator.open_sessions
 
 
 def test_top_k_is_honoured_and_its_log_probs_are_of_the_truncated_distribution() -> None:
-    one = asyncio.run(make().generate(Session(key="a", seed=1), [1, 2], Sampling(max_tokens=5, top_k=1)))
-    best = asyncio.run(make().generate(Session(key="a", seed=1), [1, 2], Sampling(max_tokens=5, temperature=0.0)))
+    one = asyncio.run(
+        make().generate(Session(key="a", seed=1), [1, 2], Sampling(max_tokens=5, top_k=1))
+    )
+    best = asyncio.run(
+        make().generate(Session(key="a", seed=1), [1, 2], Sampling(max_tokens=5, temperature=0.0))
+    )
     assert one.ids == best.ids
     assert one.logprobs == pytest.approx([0.0] * len(one.ids), abs=1e-6)
 
@@ -128,7 +149,9 @@ def test_cancelled_request_leaves_the_session_as_it_was() -> None:
     session = Session(key="a", seed=1)
 
     async def run() -> Completion:
-        first = await generator.generate(session, [1, 2, 3], Sampling(max_tokens=3, temperature=0.0))
+        first = await generator.generate(
+            session, [1, 2, 3], Sampling(max_tokens=3, temperature=0.0)
+        )
         job = asyncio.create_task(generator.generate(session, [4, 5], Sampling(max_tokens=90)))
         await asyncio.sleep(0)
         await asyncio.sleep(0)
@@ -187,7 +210,9 @@ def test_joined_weights_stay_the_models_own(kind: str, tmp_path) -> None:
             parameter.mul_(1.1)
     generator.weights_updated(1)
     reply = asyncio.run(
-        generator.generate(Session(key="a", seed=1), [1, 2, 3], Sampling(max_tokens=9, temperature=0.0))
+        generator.generate(
+            Session(key="a", seed=1), [1, 2, 3], Sampling(max_tokens=9, temperature=0.0)
+        )
     )
     assert reply.ids == greedy(model, [1, 2, 3], tokens=9)
     model.save_pretrained(tmp_path)
@@ -212,7 +237,9 @@ def test_models_outside_the_family_or_with_adapters_take_the_general_pass() -> N
 def test_prompts_that_begin_alike_are_prefilled_once_and_drawn_apart(kind: str) -> None:
     system = [(7 * i) % 250 for i in range(40)]
 
-    async def play(generator: HFGenerator, prompts: dict[str, list[int]], seed: int) -> dict[str, list[Completion]]:
+    async def play(
+        generator: HFGenerator, prompts: dict[str, list[int]], seed: int
+    ) -> dict[str, list[Completion]]:
         async def one(key: str, prompt: list[int]) -> list[Completion]:
             session = Session(key=key, seed=seed + ord(key[-1]))
             said = [await generator.generate(session, prompt, Sampling(max_tokens=6))]
@@ -220,7 +247,13 @@ def test_prompts_that_begin_alike_are_prefilled_once_and_drawn_apart(kind: str) 
             await generator.release(session)
             return said
 
-        return dict(zip(prompts, await asyncio.gather(*(one(*item) for item in prompts.items())), strict=True))
+        return dict(
+            zip(
+                prompts,
+                await asyncio.gather(*(one(*item) for item in prompts.items())),
+                strict=True,
+            )
+        )
 
     prompts = {f"g{n}m{m}": [*system, 100 + n] for n in range(3) for m in range(4)}
     shared = make(kind, slots=5)
@@ -231,8 +264,11 @@ def test_prompts_that_begin_alike_are_prefilled_once_and_drawn_apart(kind: str) 
         single._blocks._opening = None
         alone |= asyncio.run(play(single, {key: prompt}, 3))
     assert single.stats.shared_tokens == 0
-    assert shared.stats.shared_tokens >= 41 * 3 + 40  # twins of the first wave, and the system prompt later
-    assert shared.stats.prefilled_tokens + shared.stats.shared_tokens == single.stats.prefilled_tokens
+    # Twins of the first wave, and the system prompt later.
+    assert shared.stats.shared_tokens >= 41 * 3 + 40
+    assert (
+        shared.stats.prefilled_tokens + shared.stats.shared_tokens == single.stats.prefilled_tokens
+    )
     for key in prompts:
         assert [reply.ids for reply in together[key]] == [reply.ids for reply in alone[key]]
     assert len({together[f"g0m{m}"][0].ids for m in range(4)}) > 1
@@ -246,7 +282,8 @@ def test_copies_never_come_from_a_slot_that_lost_its_session() -> None:
     async def run() -> None:
         first, second = Session(key="a", seed=1), Session(key="b", seed=1)
         said = await generator.generate(first, prompt, greedy_five)
-        other = await generator.generate(second, [*prompt[:-1], 9], greedy_five)  # takes the only slot
+        # Takes the only slot.
+        other = await generator.generate(second, [*prompt[:-1], 9], greedy_five)
         assert other.ids == greedy(generator._model, [*prompt[:-1], 9], tokens=5)
         again = await generator.generate(first, [7], greedy_five)
         assert again.ids == greedy(generator._model, [*prompt, *said.ids, 7], tokens=5)
@@ -257,11 +294,16 @@ def test_copies_never_come_from_a_slot_that_lost_its_session() -> None:
 @settings(max_examples=12, deadline=None)
 @given(data=st.data())
 def test_shared_states_outlive_the_session_that_computed_them(data: st.DataObject) -> None:
-    """Groups with long prompts, fewer slots than sessions, sessions that end or are cancelled at any time: whoever
-    reads in another's slot reads what it would have computed itself."""
+    """Groups with long prompts, fewer slots than sessions, sessions that end or are cancelled at
+    any time: whoever reads in another's slot reads what it would have computed itself."""
     slots = data.draw(st.integers(2, 5))
-    groups = data.draw(st.lists(st.integers(60, 150), min_size=1, max_size=3))  # the length of each group's prompt
-    members = data.draw(st.lists(st.tuples(st.integers(0, len(groups) - 1), st.integers(1, 3)), min_size=2, max_size=7))
+    # The length of each group's prompt.
+    groups = data.draw(st.lists(st.integers(60, 150), min_size=1, max_size=3))
+    members = data.draw(
+        st.lists(
+            st.tuples(st.integers(0, len(groups) - 1), st.integers(1, 3)), min_size=2, max_size=7
+        )
+    )
     early = data.draw(st.sets(st.integers(0, len(members) - 1), max_size=2))
 
     async def play(generator: HFGenerator) -> dict[int, list[tuple[int, ...]]]:
@@ -272,7 +314,9 @@ def test_shared_states_outlive_the_session_that_computed_them(data: st.DataObjec
             said[number] = []
             new = [(13 * group + i) % 250 for i in range(groups[group])]
             for turn in range(turns):
-                reply = await generator.generate(session, new, Sampling(max_tokens=7, temperature=0.8))
+                reply = await generator.generate(
+                    session, new, Sampling(max_tokens=7, temperature=0.8)
+                )
                 said[number].append(reply.ids)
                 new = [turn + 1, number % 250]
                 if number in early:
@@ -283,10 +327,13 @@ def test_shared_states_outlive_the_session_that_computed_them(data: st.DataObjec
         await asyncio.gather(*(one(number, *member) for number, member in enumerate(members)))
         return said
 
-    # In float64: in float32 a draw now and then falls between two roundings, and the engines round differently.
+    # In float64: in float32 a draw now and then falls between two roundings, and the engines round
+    # differently.
     common = {"tokenizer": tiny_tokenizer(), "max_context": 200}
     slow = HFGenerator(tiny_model().double(), slots=8, engine="slots", **common)
-    quick = HFGenerator(tiny_model().double(), slots=slots, engine="blocks", block_steps=5, **common)
+    quick = HFGenerator(
+        tiny_model().double(), slots=slots, engine="blocks", block_steps=5, **common
+    )
     assert asyncio.run(play(quick)) == asyncio.run(play(slow))
 
 
@@ -305,16 +352,22 @@ def test_a_slot_that_others_read_in_hands_over_before_it_is_overwritten() -> Non
     async def run() -> tuple[tuple[int, ...], ...]:
         sampling = Sampling(max_tokens=6, temperature=0.8)
         sessions = [Session(key=f"a{number}", seed=number) for number in range(3)]
-        first = await asyncio.gather(*(generator.generate(session, prompt, sampling) for session in sessions))
+        first = await asyncio.gather(
+            *(generator.generate(session, prompt, sampling) for session in sessions)
+        )
         assert generator.stats.shared_tokens == 200
         await generator.release(sessions[0])  # the one whose states the others read
         other = await generator.generate(Session(key="b", seed=9), [7] * 80, sampling)
-        again = await asyncio.gather(*(generator.generate(session, [5, 6], sampling) for session in sessions[1:]))
+        again = await asyncio.gather(
+            *(generator.generate(session, [5, 6], sampling) for session in sessions[1:])
+        )
         return tuple(reply.ids for reply in (*first, other, *again))
 
     found = asyncio.run(run())
     assert [(move.source, move.target, move.last) for move in moves] == [(0, 1, 64)]
-    generator = HFGenerator(tiny_model(), tiny_tokenizer(), slots=3, max_context=200, engine="blocks", block_steps=5)
+    generator = HFGenerator(
+        tiny_model(), tiny_tokenizer(), slots=3, max_context=200, engine="blocks", block_steps=5
+    )
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("turnwise.generate.blocks.driver.TILE", 10_000)
         moves.clear()

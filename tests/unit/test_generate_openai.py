@@ -48,7 +48,9 @@ class Server:
 
         self.http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self.url = f"http://127.0.0.1:{self.http.server_port}/v1"
-        threading.Thread(target=self.http.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
+        threading.Thread(
+            target=self.http.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True
+        ).start()
 
     def client(self, **options: Any) -> ChatClient:
         return ChatClient(self.url, model="m", **{"backoff": 0.01, "timeout": 10.0, **options})
@@ -63,7 +65,11 @@ def server() -> Iterator[Server]:
 
 
 def said(content: str | None, **more: Any) -> dict[str, Any]:
-    return {"choices": [{"message": {"role": "assistant", "content": content, **more}, "finish_reason": "stop"}]}
+    return {
+        "choices": [
+            {"message": {"role": "assistant", "content": content, **more}, "finish_reason": "stop"}
+        ]
+    }
 
 
 def ask(client: ChatClient, **options: Any) -> Message:
@@ -78,7 +84,10 @@ def test_a_reply_becomes_a_message(server: Server):
     assert headers["Authorization"] == "Bearer secret"
     assert body == {
         "model": "m",
-        "messages": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "hello"}],
+        "messages": [
+            {"role": "system", "content": "Be brief."},
+            {"role": "user", "content": "hello"},
+        ],
         "max_tokens": 5,
         "temperature": 0.3,
         "top_p": 1.0,
@@ -92,7 +101,11 @@ def test_tools_go_out_and_calls_come_back(server: Server):
     server.answers = [(200, {}, said(None, tool_calls=[call]))]
     reply = ask(server.client(), tools=[tool])
     assert server.requests[0][2]["tools"] == [tool]
-    assert (reply.content, reply.tool_calls[0].name, reply.tool_calls[0].arguments) == ("", "add", '{"a": 1}')
+    assert (reply.content, reply.tool_calls[0].name, reply.tool_calls[0].arguments) == (
+        "",
+        "add",
+        '{"a": 1}',
+    )
 
 
 def test_busy_and_broken_servers_are_asked_again(server: Server):

@@ -1,4 +1,5 @@
-"""The parts of the in-process engine: noise, draws, stops, scheduling, lengths; and the generation benchmark."""
+"""The parts of the in-process engine: noise, draws, stops, scheduling, lengths; and the generation
+benchmark."""
 
 import importlib.util
 import itertools
@@ -52,7 +53,13 @@ def test_noise_is_uniform_and_uncorrelated():
 def many(logits: torch.Tensor, count: int, **options: Any) -> tuple[torch.Tensor, torch.Tensor]:
     row = logits[None].expand(count, -1)
     temperature = torch.full((count,), options.pop("temperature", 1.0))
-    return draw(row, seeds=torch.arange(count), positions=torch.full((count,), 3), temperature=temperature, **options)
+    return draw(
+        row,
+        seeds=torch.arange(count),
+        positions=torch.full((count,), 3),
+        temperature=temperature,
+        **options,
+    )
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.5, 2.0])
@@ -71,14 +78,18 @@ def test_top_k_and_top_p_report_the_truncated_distribution():
     ids, logprobs = many(logits, 500, top_k=torch.full((500,), 2), top_p=torch.ones(500))
     assert set(ids.tolist()) == {1, 3}
     torch.testing.assert_close(logprobs.exp(), torch.where(ids == 1, 4 / 7, 3 / 7))
-    ids, logprobs = many(logits, 500, top_k=torch.zeros(500, dtype=torch.long), top_p=torch.full((500,), 0.75))
+    ids, logprobs = many(
+        logits, 500, top_k=torch.zeros(500, dtype=torch.long), top_p=torch.full((500,), 0.75)
+    )
     assert set(ids.tolist()) == {1, 2, 3}
     torch.testing.assert_close(logprobs[ids == 2].exp()[0].item(), 0.2 / 0.9)
 
 
 def test_truncation_is_per_row_and_always_leaves_one():
     logits = torch.tensor([[3.0, 2.0, 1.0]]).repeat(3, 1)
-    left = truncate(logits, top_k=torch.tensor([0, 1, 0]), top_p=torch.tensor([1.0, 1.0, 1e-6])).isfinite()
+    left = truncate(
+        logits, top_k=torch.tensor([0, 1, 0]), top_p=torch.tensor([1.0, 1.0, 1e-6])
+    ).isfinite()
     assert left.tolist() == [[True] * 3, [True, False, False], [True, False, False]]
 
 
@@ -114,7 +125,9 @@ def merged_tokenizer() -> PreTrainedTokenizerFast:
     core.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     trainer = trainers.BpeTrainer(vocab_size=330, initial_alphabet=alphabet, show_progress=False)
-    core.train_from_iterator(["a</answer>, b</answer>; \u00e9\n\n x\u00e9! </answer>a"] * 9, trainer)
+    core.train_from_iterator(
+        ["a</answer>, b</answer>; \u00e9\n\n x\u00e9! </answer>a"] * 9, trainer
+    )
     return PreTrainedTokenizerFast(tokenizer_object=core)
 
 
@@ -122,10 +135,16 @@ def merged_tokenizer() -> PreTrainedTokenizerFast:
 @given(
     st.sampled_from(["bytes", "merged"]),
     st.lists(
-        st.sampled_from(["</answer>", "</ans", "wer>", ">", "<", "\u00e9", "\n", " ", "!", "ab", "\u4e16"]), max_size=9
+        st.sampled_from(
+            ["</answer>", "</ans", "wer>", ">", "<", "\u00e9", "\n", " ", "!", "ab", "\u4e16"]
+        ),
+        max_size=9,
     ),
     st.lists(
-        st.sampled_from(["</answer>", "\n\n", "\u00e9", "\u00e9!", "b ", ">"]), min_size=1, max_size=2, unique=True
+        st.sampled_from(["</answer>", "\n\n", "\u00e9", "\u00e9!", "b ", ">"]),
+        min_size=1,
+        max_size=2,
+        unique=True,
     ),
 )
 def test_a_stop_string_ends_a_completion_with_the_first_token_that_completes_it(
@@ -164,7 +183,11 @@ def advance(scheduler: Scheduler, sessions: list[SessionState]) -> None:
                 scheduler.finish(one)
 
 
-@given(sizes=st.lists(st.integers(1, 150), min_size=1, max_size=8), slots=st.integers(1, 4), exact=st.booleans())
+@given(
+    sizes=st.lists(st.integers(1, 150), min_size=1, max_size=8),
+    slots=st.integers(1, 4),
+    exact=st.booleans(),
+)
 @settings(max_examples=40, deadline=None)
 def test_every_session_is_served_whatever_the_slots(sizes: list[int], slots: int, exact: bool):
     scheduler = Scheduler(slots=slots, chunk=64, prefill_tokens=128, exact=exact)
@@ -239,7 +262,9 @@ def test_chunks_depend_on_the_length_alone():
 
 def test_padding_never_reaches_a_row():
     cache = SlotCache(slots=2, length=4)
-    view = SlotView(rows=None, positions=torch.tensor([[1], [0]]), write=torch.tensor([[1], [4]]), length=4)
+    view = SlotView(
+        rows=None, positions=torch.tensor([[1], [0]]), write=torch.tensor([[1], [4]]), length=4
+    )
     cache.view = view
     keys, values = cache.update(torch.ones(2, 1, 1, 3), torch.full((2, 1, 1, 3), math.nan), 0)
     assert keys.shape == (2, 1, 4, 3)
@@ -270,5 +295,7 @@ def test_the_benchmark_runs_and_prefills_linearly():
     torch.set_num_threads(threads)
     kept, anew = result["kept"]["prefilled"], result["anew"]["prefilled"]
     assert kept == [kept[0]] + [kept[0] + module.QUICK.sessions] * (module.QUICK.turns - 1)
-    assert [b - a for a, b in itertools.pairwise(anew)] == [anew[1] - anew[0]] * (module.QUICK.turns - 1)
+    assert [b - a for a, b in itertools.pairwise(anew)] == [anew[1] - anew[0]] * (
+        module.QUICK.turns - 1
+    )
     assert "speed-up" in module.table(result)

@@ -23,11 +23,22 @@ def test_long_prompts_are_cut_into_passes_in_order() -> None:
     ]
 
 
-@given(st.lists(st.tuples(st.integers(1, 70), st.booleans(), st.integers(0, 3)), max_size=40), st.integers(0, 100))
-def test_every_token_of_a_pass_is_in_one_block(prompts: list[tuple[int, bool, int]], start: int) -> None:
+@given(
+    st.lists(st.tuples(st.integers(1, 70), st.booleans(), st.integers(0, 3)), max_size=40),
+    st.integers(0, 100),
+)
+def test_every_token_of_a_pass_is_in_one_block(
+    prompts: list[tuple[int, bool, int]], start: int
+) -> None:
     slots, length = 200, 300
     items = [
-        Prefill(slot=slot, start=start, ids=[slot] * num, final=final, twins=tuple(range(100, 100 + twins)))
+        Prefill(
+            slot=slot,
+            start=start,
+            ids=[slot] * num,
+            final=final,
+            twins=tuple(range(100, 100 + twins)),
+        )
         for slot, (num, final, twins) in enumerate(prompts)
     ]
     read: dict[int, list[int]] = {}
@@ -39,7 +50,9 @@ def test_every_token_of_a_pass_is_in_one_block(prompts: list[tuple[int, bool, in
         view, size = buffers.view, buffers.tokens.shape[0]
         assert size == 256
         covered = [0] * size
-        blocks = zip(view.block_rows, view.block_at, view.block_first, view.block_count, strict=True)
+        blocks = zip(
+            view.block_rows, view.block_at, view.block_first, view.block_count, strict=True
+        )
         for row, at, first, count in (map(int, block) for block in blocks):
             if count == 0:
                 assert row == slots
@@ -58,7 +71,9 @@ def test_every_token_of_a_pass_is_in_one_block(prompts: list[tuple[int, bool, in
                 assert buffers.positions[keep] == base
                 drawn.append((int(buffers.tokens[keep]), int(row)))
     assert read == {item.slot: list(range(start, start + len(item.ids))) for item in items}
-    assert drawn == [(item.slot, slot) for item in items if item.final for slot in (item.slot, *item.twins)]
+    assert drawn == [
+        (item.slot, slot) for item in items if item.final for slot in (item.slot, *item.twins)
+    ]
 
 
 def test_a_pass_has_a_block_for_every_short_prompt() -> None:

@@ -37,7 +37,9 @@ def test_the_script_sees_everything_that_the_session_holds():
 
 def test_text_is_encoded_and_cut_by_limits():
     tokenizer = tiny_tokenizer()
-    generator = ScriptedGenerator(lambda s, ids, call: "hello", tokenizer=tokenizer, end_id=258, max_context=8)
+    generator = ScriptedGenerator(
+        lambda s, ids, call: "hello", tokenizer=tokenizer, end_id=258, max_context=8
+    )
     whole = asyncio.run(generator.generate(A, [1, 1], Sampling(max_tokens=9)))
     assert (tokenizer.decode(whole.ids), whole.finish_reason) == ("hello<|im_end|>", "stop")
     with pytest.raises(ContextOverflowError, match="at most 8"):

@@ -1,4 +1,5 @@
-"""The Triton kernels without a GPU, where Triton is installed: its interpreter runs them on the CPU."""
+"""The Triton kernels without a GPU, where Triton is installed: its interpreter runs them on the
+CPU."""
 
 import os
 import subprocess
@@ -14,7 +15,12 @@ ROOT = Path(__file__).parents[2]
 def test_the_kernels_equal_plain_torch() -> None:
     done = subprocess.run(
         [sys.executable, str(Path(__file__).with_name("kernels_interpreted.py"))],
-        env={**os.environ, "PYTHONPATH": str(ROOT), "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"},
+        env={
+            **os.environ,
+            "PYTHONPATH": str(ROOT),
+            "TRITON_INTERPRET": "1",
+            "OMP_NUM_THREADS": "1",
+        },
         capture_output=True,
         text=True,
         timeout=300,

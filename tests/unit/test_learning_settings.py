@@ -1,4 +1,5 @@
-"""What small models need to be trained: a reply that is begun for them, legal replies spelled out, maps as RAGEN's."""
+"""What small models need to be trained: a reply that is begun for them, legal replies spelled out,
+maps as RAGEN's."""
 
 from pathlib import Path
 
@@ -36,7 +37,12 @@ def test_a_prefix_is_read_by_both_sides_and_trained_on_by_none(window: str) -> N
     assert whole.count("<|im_start|>assistant\n<answer>go<|im_end|>") == 2
     assert whole.count("<answer>") == 2 + len(episode.final_ids and [1])
     said = tokenizer.encode("go<|im_end|>")
-    trained = [token for one in samples for token, ours in zip(one.ids, one.response_mask, strict=True) if ours]
+    trained = [
+        token
+        for one in samples
+        for token, ours in zip(one.ids, one.response_mask, strict=True)
+        if ours
+    ]
     assert trained == said * 2
 
 
@@ -44,7 +50,10 @@ def test_the_asked_form_spells_out_every_legal_reply() -> None:
     form = {"think": False, "max_actions_per_turn": 1, "reminder": "always", "spell_out": True}
     env = make_env(EnvConfig.model_validate({"name": "frozen_lake", "format": form}))
     opening = env.reset(env.make_task(0, "train"))
-    spelled = "<answer>left</answer>, <answer>down</answer>, <answer>right</answer> or <answer>up</answer>"
+    spelled = (
+        "<answer>left</answer>, <answer>down</answer>, <answer>right</answer> or "
+        "<answer>up</answer>"
+    )
     assert [message.content.count(spelled) for message in opening.messages] == [1, 1]
 
 
@@ -74,11 +83,15 @@ def test_a_run_that_is_out_of_time_ends_as_after_its_last_step(tmp_path: Path) -
     assert "train.max_minutes" in (result.path / "events.jsonl").read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("name", [name for name in list_recipes() if name.startswith(("smollm2", "qwen"))])
+@pytest.mark.parametrize(
+    "name", [name for name in list_recipes() if name.startswith(("smollm2", "qwen"))]
+)
 def test_recipes_for_real_models_say_the_same_about_turns(name: str) -> None:
     config = load_config(name, ["model.path=somewhere"])
     env = make_env(config.env)
     opening = env.reset(env.make_task(0, "val"))
-    assert config.rollout.eval_temperature == config.rollout.temperature, "before and after, the policy as trained"
+    assert config.rollout.eval_temperature == config.rollout.temperature, (
+        "before and after, the policy as trained"
+    )
     assert opening.messages[-1].role == "user"
     assert config.env.max_turn in (None, config.train.max_turn)

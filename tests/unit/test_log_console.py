@@ -1,4 +1,5 @@
-"""The console: plain lines into a pipe, live progress in a terminal, a summary that says before, after and where."""
+"""The console: plain lines into a pipe, live progress in a terminal, a summary that says before,
+after and where."""
 
 import io
 import os
@@ -13,15 +14,29 @@ from turnwise.config.schema import Config, TrainConfig
 from turnwise.log.console import ConsoleSink, sparkline, text_plot
 from turnwise.log.events import Evaluated, Notice, RunEnded, RunStarted, StepDone
 
-BEFORE = Evaluated(step=0, label="before", episodes=256, success=(0.10, 0.14, 0.19), reward=(0.0, 0.1, 0.2))
-AFTER = Evaluated(step=3, label="after", episodes=256, success=(0.60, 0.66, 0.72), reward=(0.5, 0.6, 0.7))
+BEFORE = Evaluated(
+    step=0, label="before", episodes=256, success=(0.10, 0.14, 0.19), reward=(0.0, 0.1, 0.2)
+)
+AFTER = Evaluated(
+    step=3, label="after", episodes=256, success=(0.60, 0.66, 0.72), reward=(0.5, 0.6, 0.7)
+)
 
 
 def show(sink: ConsoleSink) -> None:
-    sink.handle(RunStarted(path=Path("runs/lake"), config=Config(train=TrainConfig(steps=3)), facts={"device": "cpu"}))
+    sink.handle(
+        RunStarted(
+            path=Path("runs/lake"),
+            config=Config(train=TrainConfig(steps=3)),
+            facts={"device": "cpu"},
+        )
+    )
     sink.handle(BEFORE)
     for step in (1, 2, 3):
-        numbers = {"rollout/success": step / 4, "rollout/reward": -0.5, "time/generated_tokens_per_second": 200.0}
+        numbers = {
+            "rollout/success": step / 4,
+            "rollout/reward": -0.5,
+            "time/generated_tokens_per_second": 200.0,
+        }
         sink.handle(StepDone(step=step, metrics=numbers))
     sink.handle(Notice(kind="fallback", message="[red]no environment[/red]"))
     sink.handle(AFTER)

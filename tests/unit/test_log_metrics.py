@@ -1,4 +1,5 @@
-"""Metrics: reductions that do not depend on the split, rollouts counted by hand, every name defined in the docs."""
+"""Metrics: reductions that do not depend on the split, rollouts counted by hand, every name defined
+in the docs."""
 
 import math
 import re
@@ -61,7 +62,11 @@ def test_two_kinds_under_one_name_are_refused() -> None:
 def rollout() -> list[Episode]:
     cut = Completion(ids=(5, 5, 5, 5), logprobs=(-1.0,) * 4, finish_reason="length")
     return [
-        make_episode("a", group_id=0, turns=(make_turn("up", state="s1", restart=True), make_turn("up", state="s2"))),
+        make_episode(
+            "a",
+            group_id=0,
+            turns=(make_turn("up", state="s1", restart=True), make_turn("up", state="s2")),
+        ),
         make_episode("b", group_id=0, success=True),
         make_episode("c", group_id=1, success=False, tag="maze"),
         make_episode("d", group_id=1, success=False, status=Status.TRUNCATED_TURNS, attempts=3),
@@ -69,10 +74,22 @@ def rollout() -> list[Episode]:
             "e",
             group_id=2,
             turns=(
-                make_turn("?", action=None, completion=cut, reward=-0.5, reward_parts={"env": 0.0, "format": -0.5}),
+                make_turn(
+                    "?",
+                    action=None,
+                    completion=cut,
+                    reward=-0.5,
+                    reward_parts={"env": 0.0, "format": -0.5},
+                ),
             ),
         ),
-        make_episode("f", group_id=2, turns=(make_turn("up", reward=99.0),), status=Status.ENV_ERROR, error="boom"),
+        make_episode(
+            "f",
+            group_id=2,
+            turns=(make_turn("up", reward=99.0),),
+            status=Status.ENV_ERROR,
+            error="boom",
+        ),
     ]
 
 
@@ -95,7 +112,8 @@ def test_a_rollout_counted_by_hand() -> None:
         "rollout/tokens": 5 * 3 + 4,
         "rollout/prompt_tokens": 6 * 2,
         "rollout/groups": 3,
-        "rollout/zero_variance_groups": 1 / 2,  # group 0: 0 and 1; group 1: 0 and 0; group 2 has one member
+        "rollout/zero_variance_groups": 1
+        / 2,  # group 0: 0 and 1; group 1: 0 and 0; group 2 has one member
         "rollout/group_reward_std": 0.25,
         "rollout/format_valid": 5 / 6,
         "rollout/cut_replies": 1 / 6,

@@ -26,10 +26,15 @@ def filled_run(path: Path, *, pieces: bool = True) -> Path:
                 for index in range(5)
             ]
             fill_step(
-                run, step, episodes, {"rollout/reward": 1.0 + step, "rollout/<b>": step, "train/loss": float("nan")}
+                run,
+                step,
+                episodes,
+                {"rollout/reward": 1.0 + step, "rollout/<b>": step, "train/loss": float("nan")},
             )
         run.write_event("fallback", HOSTILE, step=0)
-        before = Evaluated(step=0, label="before", episodes=64, success=(0.1, 0.2, 0.3), reward=(0.0, 0.1, 0.2))
+        before = Evaluated(
+            step=0, label="before", episodes=64, success=(0.1, 0.2, 0.3), reward=(0.0, 0.1, 0.2)
+        )
         run.write_summary(summary_json(before, None))
         if pieces:
             run.write_pieces(lambda token: chr(token) if token > 2 else "<end>")

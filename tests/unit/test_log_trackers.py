@@ -17,8 +17,12 @@ def track(name: str, path: Path) -> None:
     sinks = Sinks(make_trackers(LogConfig(trackers=(name,))))  # pyright: ignore[reportArgumentType]
     sinks.handle(RunStarted(path=path, config=Config()))
     for step in range(2):
-        sinks.handle(StepDone(step=step, metrics={"rollout/reward": 0.5 + step, "train/loss": float("nan")}))
-    evaluated = Evaluated(step=1, label="after", episodes=4, success=(0.3, 0.5, 0.7), reward=(0.1, 0.2, 0.3))
+        sinks.handle(
+            StepDone(step=step, metrics={"rollout/reward": 0.5 + step, "train/loss": float("nan")})
+        )
+    evaluated = Evaluated(
+        step=1, label="after", episodes=4, success=(0.3, 0.5, 0.7), reward=(0.1, 0.2, 0.3)
+    )
     sinks.handle(evaluated)
     sinks.close()
 
@@ -30,7 +34,10 @@ def test_tensorboard_files_hold_the_numbers(tmp_path: Path) -> None:
     track("tensorboard", tmp_path / "run")
     events = EventAccumulator(str(tmp_path / "run" / "tensorboard"))
     events.Reload()
-    assert [(point.step, point.value) for point in events.Scalars("rollout/reward")] == [(0, 0.5), (1, 1.5)]
+    assert [(point.step, point.value) for point in events.Scalars("rollout/reward")] == [
+        (0, 0.5),
+        (1, 1.5),
+    ]
     assert events.Scalars("eval/success")[0].value == 0.5
     assert "train/loss" not in events.Tags()["scalars"]
 
@@ -52,15 +59,24 @@ def test_mlflow_store_holds_the_numbers(tmp_path: Path, monkeypatch: pytest.Monk
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["wandb", "trackio"])
-def test_trackers_with_a_process_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_trackers_with_a_process_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
     pytest.importorskip(name)
     for variable in ("WANDB_MODE", "WANDB_API_KEY"):
         monkeypatch.delenv(variable, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))
-    code = f"import test_log_trackers as t, pathlib; t.track({name!r}, pathlib.Path({str(tmp_path / 'run')!r}))"
+    code = (
+        f"import test_log_trackers as t, pathlib; t.track({name!r}, "
+        f"pathlib.Path({str(tmp_path / 'run')!r}))"
+    )
     done = subprocess.run(
-        [sys.executable, "-c", code], cwd=Path(__file__).parent, capture_output=True, text=True, timeout=120
+        [sys.executable, "-c", code],
+        cwd=Path(__file__).parent,
+        capture_output=True,
+        text=True,
+        timeout=120,
     )
     assert done.returncode == 0, done.stderr
     if name == "wandb":
@@ -78,7 +94,10 @@ def test_a_missing_package_is_named(name: str, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_no_tracker_is_imported_unless_it_is_named() -> None:
-    code = "import turnwise.log.trackers, sys; print([m for m in ('wandb', 'mlflow', 'torch') if m in sys.modules])"
+    code = (
+        "import turnwise.log.trackers, sys; print([m for m in ('wandb', 'mlflow', 'torch') if m in "
+        "sys.modules])"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
     assert importlib.util.find_spec("turnwise.log.trackers") is not None

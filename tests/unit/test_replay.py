@@ -1,4 +1,5 @@
-"""Replaying stored episodes: what is recorded comes again, and the first thing that does not is named."""
+"""Replaying stored episodes: what is recorded comes again, and the first thing that does not is
+named."""
 
 from dataclasses import replace
 
@@ -10,7 +11,9 @@ from turnwise.evaluate.players import RandomPlayer, ScriptedPlayer, play_episode
 from turnwise.evaluate.replay import replay_episode
 from turnwise.types import Episode, Message, Status
 
-LAKE = Config(env=EnvConfig(name="frozen_lake", options={"is_slippery": True}), train=TrainConfig(max_turn=3))
+LAKE = Config(
+    env=EnvConfig(name="frozen_lake", options={"is_slippery": True}), train=TrainConfig(max_turn=3)
+)
 
 
 class Dice(BaseEnv):
@@ -32,7 +35,10 @@ class Dice(BaseEnv):
 
 def dice(**changes: object) -> Config:
     format = FormatConfig(think=False, max_actions_per_turn=1)
-    return Config(env=EnvConfig(name=f"{__name__}:Dice", format=format, **changes), train=TrainConfig(max_turn=4))  # pyright: ignore[reportArgumentType]
+    return Config(
+        env=EnvConfig(name=f"{__name__}:Dice", format=format, **changes),
+        train=TrainConfig(max_turn=4),
+    )  # pyright: ignore[reportArgumentType]
 
 
 def test_slippery_ice_slips_the_same_way_again() -> None:
@@ -55,7 +61,9 @@ def test_noise_comes_from_the_noise_seed() -> None:
 @pytest.mark.parametrize("what", ["reward", "messages", "action", "prompt", "status", "turns"])
 def test_the_first_difference_is_named(what: str) -> None:
     config = dice()
-    episode = next(one for one in play_episodes(config, RandomPlayer(), episodes=20) if len(one.turns) == 4)
+    episode = next(
+        one for one in play_episodes(config, RandomPlayer(), episodes=20) if len(one.turns) == 4
+    )
     turns = list(episode.turns)
     lie = (Message(role="user", content="something else"),)
     changed: Episode
@@ -96,7 +104,9 @@ def test_an_environment_that_now_fails_is_a_difference() -> None:
 
     from turnwise.envs.adapters import as_env
 
-    found = replay_episode(episode, config, factory=lambda: as_env(Broken(), config=config.env, name="dice"))
+    found = replay_episode(
+        episode, config, factory=lambda: as_env(Broken(), config=config.env, name="dice")
+    )
     assert found is not None
     assert "the die fell off the table" in str(found)
 

@@ -1,4 +1,5 @@
-"""Encoding and decoding at the price of a look-up: the same ids and texts as the tokenizer's own."""
+"""Encoding and decoding at the price of a look-up: the same ids and texts as the tokenizer's
+own."""
 
 from functools import cache
 
@@ -11,7 +12,12 @@ from turnwise.chat.render import Renderer
 from turnwise.testing.tiny import tiny_tokenizer
 
 GGUF_DECODER = decoders.Sequence(
-    [decoders.ByteFallback(), decoders.Fuse(), decoders.Replace("\u2581", " "), decoders.ByteLevel()]
+    [
+        decoders.ByteFallback(),
+        decoders.Fuse(),
+        decoders.Replace("\u2581", " "),
+        decoders.ByteLevel(),
+    ]
 )
 SPACE_DECODER = decoders.Sequence([decoders.Replace("e", " "), decoders.ByteLevel()])
 
@@ -23,10 +29,19 @@ def core(decoder: str) -> Tokenizer:
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     trainer = trainers.BpeTrainer(vocab_size=400, initial_alphabet=alphabet, show_progress=False)
-    made.train_from_iterator(["up || down, the \u4e16\u754c caf\u00e9 <answer>left</answer>"] * 9, trainer)
-    made.decoder = {"bytes": decoders.ByteLevel(), "gguf": GGUF_DECODER, "spaces": SPACE_DECODER}[decoder]
+    made.train_from_iterator(
+        ["up || down, the \u4e16\u754c caf\u00e9 <answer>left</answer>"] * 9, trainer
+    )
+    made.decoder = {"bytes": decoders.ByteLevel(), "gguf": GGUF_DECODER, "spaces": SPACE_DECODER}[
+        decoder
+    ]
     made.add_special_tokens([AddedToken("<|end|>", normalized=False)])
-    made.add_tokens([AddedToken(text, normalized=False) for text in ("<think>", "a b", "\u2581x", "<0x41>", "\u4e16")])
+    made.add_tokens(
+        [
+            AddedToken(text, normalized=False)
+            for text in ("<think>", "a b", "\u2581x", "<0x41>", "\u4e16")
+        ]
+    )
     return made
 
 
@@ -63,7 +78,12 @@ def test_cache_returns_what_was_put_and_stays_bounded() -> None:
 
 
 @settings(max_examples=100, deadline=None)
-@given(st.lists(st.sampled_from(["<|im_end|>", "<|im_", "start|>", "<|im_start|>", "up", "<", " "]), max_size=8))
+@given(
+    st.lists(
+        st.sampled_from(["<|im_end|>", "<|im_", "start|>", "<|im_start|>", "up", "<", " "]),
+        max_size=8,
+    )
+)
 def test_repeated_and_hostile_texts_encode_alike(parts: list[str]) -> None:
     tokenizer, text = tiny_tokenizer(), "".join(parts)
     renderer = Renderer(tokenizer)

@@ -11,7 +11,10 @@ def test_only_who_is_late_is_told_so() -> None:
     async def run() -> list[object]:
         deadlines = Deadlines(1.0)
         waits = [0.0, 30.0, 0.02, 30.0, 0.05]
-        jobs = [asyncio.create_task(deadlines.wait(asyncio.sleep(seconds, seconds))) for seconds in waits]
+        jobs = [
+            asyncio.create_task(deadlines.wait(asyncio.sleep(seconds, seconds)))
+            for seconds in waits
+        ]
         return await asyncio.gather(*jobs, return_exceptions=True)
 
     found = asyncio.run(run())
@@ -87,7 +90,8 @@ def test_errors_and_results_pass_through() -> None:
 
 def test_every_loop_has_its_timer() -> None:
     deadlines = Deadlines(0.05)
-    for _ in range(3):  # each asyncio.run is another loop, and the one before may have left its timer behind
+    # Each asyncio.run is another loop, and the one before may have left its timer behind.
+    for _ in range(3):
         assert asyncio.run(deadlines.wait(asyncio.sleep(0, 1))) == 1
         with pytest.raises(TimeoutError):
             asyncio.run(deadlines.wait(asyncio.sleep(30)))

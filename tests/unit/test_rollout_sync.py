@@ -29,12 +29,16 @@ class EchoEngine:
         self.batches.append(len(requests))
         self.seen = [self._tokenizer.decode(list(request.ids)) for request in requests]
         ids = tuple(self._tokenizer.encode("go<|im_end|>"))
-        return [Completion(ids=ids, logprobs=(-1.0,) * len(ids), finish_reason="stop") for _ in requests]
+        return [
+            Completion(ids=ids, logprobs=(-1.0,) * len(ids), finish_reason="stop") for _ in requests
+        ]
 
 
 def lockstep(engine, *, config=None, factory=CountEnv, **options) -> SyncMultiTurnRollout:
     config = config or config_for()
-    return SyncMultiTurnRollout(engine, config, tiny_tokenizer(), factories={"count": factory}, **options)
+    return SyncMultiTurnRollout(
+        engine, config, tiny_tokenizer(), factories={"count": factory}, **options
+    )
 
 
 def test_same_ids_as_the_async_rollout() -> None:
@@ -62,7 +66,9 @@ def test_one_call_per_turn_with_whole_contexts() -> None:
     rollout.reset()
     rollout.rollout()
     assert engine.batches == [4, 4, 4]
-    assert all(text.startswith("<|im_start|>system\nCount.") and "2 of 3" in text for text in engine.seen)
+    assert all(
+        text.startswith("<|im_start|>system\nCount.") and "2 of 3" in text for text in engine.seen
+    )
     rollout.reset()
     rollout.rollout()
     assert rollout.env_state.num_resets == 2
@@ -82,7 +88,11 @@ def test_env_outputs_have_the_documented_shape() -> None:
 
 def test_failing_environment_leaves_the_lockstep_group() -> None:
     counter = [0]
-    rollout = lockstep(says(), config=config_for(groups=1, size=3), factory=lambda: Faulty(raises, counter, times=1))
+    rollout = lockstep(
+        says(),
+        config=config_for(groups=1, size=3),
+        factory=lambda: Faulty(raises, counter, times=1),
+    )
     rollout.rollout()
     assert len(rollout.episodes()) == 2
     assert [s["status"] for s in rollout.env_state.get_rollout_states()].count("env_error") == 1

@@ -1,4 +1,5 @@
-"""Shaping: costs and potentials per turn, a best policy that stays the best, and rewards on a common scale."""
+"""Shaping: costs and potentials per turn, a best policy that stays the best, and rewards on a
+common scale."""
 
 from random import Random
 
@@ -34,7 +35,8 @@ def lake_table(seed: int) -> Table:
 
 
 def lake_potentials(seed: int) -> Floats:
-    """Our environment's potential in every cell, read off the environment itself by walking everywhere."""
+    """Our environment's potential in every cell, read off the environment itself by walking
+    everywhere."""
     found = np.zeros(16)
     queue: list[tuple[str, ...]] = [()]
     seen = {0}
@@ -54,8 +56,11 @@ def lake_potentials(seed: int) -> Floats:
     return found
 
 
-def best_actions(table: Table, shaping: ShapingConfig, potential: Floats, *, gamma: float) -> list[set[int]]:
-    """The optimal actions of every state that is no end, by exact value iteration on the shaped rewards."""
+def best_actions(
+    table: Table, shaping: ShapingConfig, potential: Floats, *, gamma: float
+) -> list[set[int]]:
+    """The optimal actions of every state that is no end, by exact value iteration on the shaped
+    rewards."""
     count = len(table)
     chances, rewards = np.zeros((count, 4, count)), np.zeros((count, 4))
     ends: set[int] = set()
@@ -63,7 +68,9 @@ def best_actions(table: Table, shaping: ShapingConfig, potential: Floats, *, gam
         for action, outcomes in moves.items():
             for chance, after, reward, done in outcomes:
                 value = 0.0 if done else float(potential[after])
-                added = shaping_parts({}, shaping, before=float(potential[state]), after=value, name="lake")
+                added = shaping_parts(
+                    {}, shaping, before=float(potential[state]), after=value, name="lake"
+                )
                 rewards[state, action] += chance * (reward + sum(added.values()))
                 if done:
                     ends.add(after)
@@ -77,7 +84,11 @@ def best_actions(table: Table, shaping: ShapingConfig, potential: Floats, *, gam
         values = scores.max(1)
     scores = rewards + gamma * chances @ values
     best = scores.max(1, keepdims=True)
-    return [set(np.flatnonzero(scores[s] >= best[s] - 1e-9).tolist()) for s in range(count) if s not in ends]
+    return [
+        set(np.flatnonzero(scores[s] >= best[s] - 1e-9).tolist())
+        for s in range(count)
+        if s not in ends
+    ]
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -91,17 +102,27 @@ def test_shaping_by_the_lakes_potential_keeps_the_best_policy(seed: int, gamma: 
 
 
 @settings(max_examples=25, deadline=None)
-@given(st.lists(st.floats(-3, 3), min_size=16, max_size=16), st.integers(0, 20), st.sampled_from([0.9, 0.99]))
-def test_shaping_by_any_potential_keeps_the_best_policy(potential: list[float], seed: int, gamma: float) -> None:
+@given(
+    st.lists(st.floats(-3, 3), min_size=16, max_size=16),
+    st.integers(0, 20),
+    st.sampled_from([0.9, 0.99]),
+)
+def test_shaping_by_any_potential_keeps_the_best_policy(
+    potential: list[float], seed: int, gamma: float
+) -> None:
     table, potentials = lake_table(seed), np.array(potential)
     shaped = ShapingConfig(potential_coef=1.0, potential_gamma=gamma)
-    assert best_actions(table, shaped, potentials, gamma=gamma) == best_actions(table, NONE, potentials, gamma=gamma)
+    assert best_actions(table, shaped, potentials, gamma=gamma) == best_actions(
+        table, NONE, potentials, gamma=gamma
+    )
 
 
 def test_another_discount_than_the_algorithms_changes_the_best_policy() -> None:
     table, potential = lake_table(0), lake_potentials(0)
     wrong = ShapingConfig(potential_coef=5.0, potential_gamma=1.0)
-    assert best_actions(table, wrong, potential, gamma=0.8) != best_actions(table, NONE, potential, gamma=0.8)
+    assert best_actions(table, wrong, potential, gamma=0.8) != best_actions(
+        table, NONE, potential, gamma=0.8
+    )
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -114,7 +135,9 @@ def test_the_potential_of_an_episode_telescopes_in_the_environment(seed: int) ->
     start.reset(seed=env.make_task(seed, "train").seed)
     rng, total, terminated = Random(seed), 0.0, False
     while not terminated:
-        result = env.step(Message(role="assistant", content=hint_of(env, "random", rng.getrandbits(32))))
+        result = env.step(
+            Message(role="assistant", content=hint_of(env, "random", rng.getrandbits(32)))
+        )
         assert result.reward_parts["turn_cost"] == -0.25
         total += result.reward_parts["potential"]
         terminated = result.terminated
@@ -147,7 +170,9 @@ def rows_of(episodes: list[tuple[int, list[float]]]) -> Batch:
                 response_mask=mask,
                 loss_mask=mask,
                 logprobs=(0.0,) * len(mask),
-                turn_ids=tuple(t if odd else -1 for t in range(len(rewards)) for odd in (False, True)),
+                turn_ids=tuple(
+                    t if odd else -1 for t in range(len(rewards)) for odd in (False, True)
+                ),
                 rewards=tuple(r if odd else 0.0 for r in rewards for odd in (False, True)),
                 state_keys={turn: "s" for turn in range(len(rewards))},
                 episode_id=str(number),
@@ -167,7 +192,9 @@ def returns(batch: Batch) -> list[float]:
 
 def test_by_state_each_group_has_mean_zero_and_std_one() -> None:
     batch, _ = normalize_rewards(rows_of(EPISODES), how="state")
-    assert returns(batch.validate()) == pytest.approx([-(0.5**0.5), 0.5**0.5, -(0.5**0.5), 0.5**0.5], abs=1e-5)
+    assert returns(batch.validate()) == pytest.approx(
+        [-(0.5**0.5), 0.5**0.5, -(0.5**0.5), 0.5**0.5], abs=1e-5
+    )
 
 
 def test_by_batch_without_std_only_the_mean_goes_and_only_at_the_end() -> None:
@@ -183,8 +210,14 @@ def test_running_statistics_are_those_of_all_batches_so_far() -> None:
     _, stats = normalize_rewards(first, how="running")
     batch, stats = normalize_rewards(second, how="running", running=stats)
     every = np.array([1.0, 3.0, 0.0, 10.0])
-    assert (stats.count, stats.mean, stats.std) == (4, pytest.approx(every.mean()), pytest.approx(every.std(ddof=1)))
-    assert returns(batch) == pytest.approx(((every - every.mean()) / every.std(ddof=1))[2:].tolist(), abs=1e-5)
+    assert (stats.count, stats.mean, stats.std) == (
+        4,
+        pytest.approx(every.mean()),
+        pytest.approx(every.std(ddof=1)),
+    )
+    assert returns(batch) == pytest.approx(
+        ((every - every.mean()) / every.std(ddof=1))[2:].tolist(), abs=1e-5
+    )
 
 
 @settings(max_examples=25, deadline=None)
@@ -206,12 +239,17 @@ def test_equal_rewards_become_zero_and_a_group_of_one_is_refused() -> None:
     assert returns(batch) == pytest.approx([0.0, 0.0], abs=1e-6)
     with pytest.raises(ValueError, match="1 groups have one member"):
         normalize_rewards(rows_of([(0, [1.0]), (0, [2.0]), (1, [5.0])]), how="state")
-    batch, _ = normalize_rewards(rows_of([(0, [1.0]), (0, [2.0]), (1, [5.0])]), how="state", singleton="zero")
+    batch, _ = normalize_rewards(
+        rows_of([(0, [1.0]), (0, [2.0]), (1, [5.0])]), how="state", singleton="zero"
+    )
     assert returns(batch)[2] == 0.0
 
 
 def test_every_environment_is_normalised_by_its_own_config() -> None:
-    shaping = {"a": ShapingConfig(normalize="batch", normalize_std=False), "b": ShapingConfig(normalize="running")}
+    shaping = {
+        "a": ShapingConfig(normalize="batch", normalize_std=False),
+        "b": ShapingConfig(normalize="running"),
+    }
     normalizer = RewardNormalizer(shaping)
     batch = normalizer(rows_of(EPISODES), ["a", "a", "c", "b"])
     assert returns(batch) == pytest.approx([-1.0, 1.0, 0.0, 0.0])

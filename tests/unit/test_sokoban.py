@@ -28,7 +28,10 @@ from turnwise.envs.games.sokoban.solver import push_distances
 from turnwise.envs.games.sokoban.text import BoardText
 from turnwise.evaluate.check_env import check_env
 
-DATA = Path(os.environ.get("TURNWISE_SHARED_DATA", Path(__file__).parents[3] / "shared" / "data")) / "sokoban"
+DATA = (
+    Path(os.environ.get("TURNWISE_SHARED_DATA", Path(__file__).parents[3] / "shared" / "data"))
+    / "sokoban"
+)
 UP, DOWN, LEFT, RIGHT = range(4)
 
 
@@ -118,7 +121,8 @@ def test_play_conserves_boxes_and_counts_targets(seed: int, moves: list[int]) ->
 
 def test_solver_tells_unsolvable_and_gives_up() -> None:
     assert solve(level("#####", "#$ .#", "# @ #", "#####")) is None  # a box in a corner
-    assert solve(level("######", "#@ ..#", "#$$  #", "#$$  #", "#  ..#", "######")) is None  # four boxes in a block
+    # Four boxes in a block.
+    assert solve(level("######", "#@ ..#", "#$$  #", "#$$  #", "#  ..#", "######")) is None
     with pytest.raises(SolverLimit):
         solve(make_room(RoomSpec(width=9, height=9, num_boxes=3), seed=1), max_states=3)
 
@@ -147,7 +151,9 @@ def test_text_formats_tell_the_same_board() -> None:
     assert grid.splitlines()[1] == "#SX_##"
     assert grid.splitlines()[3] == "#__X\u221a#"
     coord = BoardText("coord").of(board)
-    assert "Player: (1, 1). Boxes: (1, 2), (3, 3), (3, 4). Targets: (1, 1), (2, 3), (3, 4)." in coord
+    assert (
+        "Player: (1, 1). Boxes: (1, 2), (3, 3), (3, 4). Targets: (1, 1), (2, 3), (3, 4)." in coord
+    )
     assert "Walls inside: (1, 4), (2, 2)." in coord
     assert BoardText("grid_coord").of(board) == f"{grid}\n{coord}"
 
@@ -208,7 +214,9 @@ def test_level_files(tmp_path: Path) -> None:
 
 def test_bad_level_files_are_told_level_by_level(tmp_path: Path) -> None:
     file = tmp_path / "bad.txt"
-    file.write_text("; 0\n#####\n#@$.#\n#####\n\n; 1\n#####\n# $.#\n#####\n\n; 2\n######\n#$@.##\n######\n")
+    file.write_text(
+        "; 0\n#####\n#@$.#\n#####\n\n; 1\n#####\n# $.#\n#####\n\n; 2\n######\n#$@.##\n######\n"
+    )
     report = check_levels(file)
     assert not report.ok
     assert [(problem.level, problem.line) for problem in report.problems] == [("1", 7), ("2", 12)]
@@ -232,7 +240,9 @@ def test_bad_level_files_are_told_level_by_level(tmp_path: Path) -> None:
 
 
 def test_a_file_is_split_by_content(tmp_path: Path) -> None:
-    rooms = [make_room(RoomSpec(), seed=seed, split="train" if seed % 3 else "val") for seed in range(30)]
+    rooms = [
+        make_room(RoomSpec(), seed=seed, split="train" if seed % 3 else "val") for seed in range(30)
+    ]
     file = tmp_path / "levels.txt"
     file.write_text("\n".join(f"; {n}\n{room.text()}" for n, room in enumerate([*rooms, *rooms])))
     env = SokobanEnv(levels=file)
@@ -285,7 +295,9 @@ def test_play_of_a_seed_repeats() -> None:
     assert play() == play()
 
 
-@pytest.mark.skipif(not DATA.exists(), reason="the Boxoban files are not at hand (TURNWISE_SHARED_DATA)")
+@pytest.mark.skipif(
+    not DATA.exists(), reason="the Boxoban files are not at hand (TURNWISE_SHARED_DATA)"
+)
 def test_boxoban_files_load_and_play() -> None:
     file = DATA / "boxoban" / "unfiltered" / "test" / "000.txt.gz"
     report = check_levels(file)

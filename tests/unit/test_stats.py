@@ -30,7 +30,9 @@ from turnwise.evaluate.statistics import (
         (1, 29, 0.0061, 0.1718),
     ],
 )
-def test_wilson_equals_the_published_table(successes: int, total: int, low: float, high: float) -> None:
+def test_wilson_equals_the_published_table(
+    successes: int, total: int, low: float, high: float
+) -> None:
     interval = wilson(successes, total)
     assert (round(interval.low, 4), round(interval.high, 4)) == (low, high)
 
@@ -50,7 +52,13 @@ def test_wilson_solves_its_own_equation(case: tuple[int, int]) -> None:
 
 @pytest.mark.parametrize(
     ("probability", "degrees", "value"),
-    [(0.975, 1, 12.7062), (0.975, 2, 4.3027), (0.95, 5, 2.0150), (0.995, 30, 2.7500), (0.975, 255, 1.9693)],
+    [
+        (0.975, 1, 12.7062),
+        (0.975, 2, 4.3027),
+        (0.95, 5, 2.0150),
+        (0.995, 30, 2.7500),
+        (0.975, 255, 1.9693),
+    ],
 )
 def test_t_quantiles_equal_the_table(probability: float, degrees: int, value: float) -> None:
     assert t_quantile(probability, degrees) == pytest.approx(value, abs=6e-5)
@@ -81,7 +89,8 @@ def test_sign_flips_agree_with_mcnemar_on_successes() -> None:
 def test_sampled_sign_flips_agree_with_all_of_them() -> None:
     differences = list(np.random.default_rng(1).normal(0.5, 1.0, size=14))
     exact = sign_flip_test(differences)
-    sampled = sign_flip_test([*differences, 1e-9])  # one more than is enumerated, and it changes nothing
+    # One more than is enumerated, and it changes nothing.
+    sampled = sign_flip_test([*differences, 1e-9])
     assert sampled == pytest.approx(exact, abs=0.012)
 
 
@@ -104,7 +113,8 @@ def test_so_many_tasks_give_the_power_that_was_asked_for() -> None:
     assert needed is not None
     random = np.random.default_rng(0)
     cells = random.multinomial(needed, [0.20, 0.08, 0.72], size=1500)
-    # The formula is for the test without a continuity correction; the exact test is a little more cautious.
+    # The formula is for the test without a continuity correction; the exact test is a little more
+    # cautious.
     found = np.mean([abs(a - b) / math.sqrt(a + b) > 1.96 for a, b, _ in cells])
     exact = np.mean([mcnemar(a, b) < 0.05 for a, b, _ in cells.tolist()])
     assert found == pytest.approx(0.8, abs=0.04)
@@ -116,11 +126,16 @@ def test_pairs_to_settle_gives_the_power_that_was_asked_for() -> None:
     needed = pairs_to_settle(pilot)
     assert needed is not None
     random = np.random.default_rng(0)
-    p_values = [sign_flip_test(list(random.choice(pilot, size=needed)), resamples=400, seed=i) for i in range(300)]
+    p_values = [
+        sign_flip_test(list(random.choice(pilot, size=needed)), resamples=400, seed=i)
+        for i in range(300)
+    ]
     assert np.mean([p < 0.05 for p in p_values]) == pytest.approx(0.8, abs=0.08)
 
 
-@pytest.mark.parametrize("call", [lambda: wilson(3, 2), lambda: wilson(0, 0), lambda: mean_interval([])])
+@pytest.mark.parametrize(
+    "call", [lambda: wilson(3, 2), lambda: wilson(0, 0), lambda: mean_interval([])]
+)
 def test_nonsense_is_refused(call: object) -> None:
     assert callable(call)
     with pytest.raises(ValueError, match="got"):

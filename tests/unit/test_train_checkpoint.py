@@ -57,7 +57,9 @@ def test_only_the_newest_are_kept(tmp_path: Path) -> None:
         ("extra.bin", lambda path: path.write_bytes(b"?")),
     ],
 )
-def test_a_torn_or_foreign_one_is_refused_and_the_one_before_used(tmp_path: Path, name: str, damage) -> None:
+def test_a_torn_or_foreign_one_is_refused_and_the_one_before_used(
+    tmp_path: Path, name: str, damage
+) -> None:
     write(tmp_path, 1)
     damage(write(tmp_path, 2) / name)
     said: list[str] = []
@@ -79,7 +81,9 @@ def test_a_full_disk_leaves_the_one_before_intact(tmp_path: Path) -> None:
         write(tmp_path, 2, save_model=full)
     assert "No space left on device" in str(caught.value)
     assert read_checkpoint(tmp_path / "step_000001").step == 1
-    assert [path.name for path in tmp_path.iterdir()] == ["step_000001"], "nothing half-written stays"
+    assert [path.name for path in tmp_path.iterdir()] == ["step_000001"], (
+        "nothing half-written stays"
+    )
 
 
 def test_what_a_killed_writer_left_is_no_checkpoint_and_is_swept(tmp_path: Path) -> None:
@@ -103,7 +107,9 @@ def test_a_torn_one_of_a_later_step_costs_no_other(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step_000060", "step_000100"]
 
 
-def test_killed_while_one_takes_anothers_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_killed_while_one_takes_anothers_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A run that is resumed writes its last step again; a kill in between leaves the old one."""
     write(tmp_path, 1, keep=1)
     rename, renamed = Path.rename, []
@@ -122,14 +128,18 @@ def test_killed_while_one_takes_anothers_place(tmp_path: Path, monkeypatch: pyte
     found = latest_checkpoint(tmp_path, refused=pytest.fail)
     assert (found.step, found.tensors()["weight"].tolist()) == (1, [1.0, 1.0, 1.0])
     write(tmp_path, 1, keep=1)
-    assert [path.name for path in tmp_path.iterdir()] == ["step_000001"], "nothing is left lying about"
+    assert [path.name for path in tmp_path.iterdir()] == ["step_000001"], (
+        "nothing is left lying about"
+    )
 
 
 def test_where_none_is_whole_nothing_is_begun_anew(tmp_path: Path) -> None:
     for step in (1, 2):
         (write(tmp_path, step) / "manifest.json").unlink()
     said: list[str] = []
-    with pytest.raises(CheckpointError, match=r"no checkpoint in .* is whole, so the run cannot go on"):
+    with pytest.raises(
+        CheckpointError, match=r"no checkpoint in .* is whole, so the run cannot go on"
+    ):
         latest_checkpoint(tmp_path, refused=said.append)
     assert len(said) == 1
 
@@ -140,7 +150,9 @@ def test_a_disk_that_is_full_for_safetensors_is_full(tmp_path: Path) -> None:
     write(tmp_path, 1)
 
     def full(path: Path) -> None:
-        raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+        raise SafetensorError(
+            "Error while serializing: I/O error: No space left on device (os error 28)"
+        )
 
     with pytest.raises(CheckpointError, match="free some space"):
         write(tmp_path, 2, save_model=full)

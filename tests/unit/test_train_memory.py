@@ -51,7 +51,10 @@ def kept_bytes(model: torch.nn.Module, packed: Packed) -> int:
             storages[storage.data_ptr()] = storage.nbytes()
         return tensor
 
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor), packed_passes(model):
+    with (
+        torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor),
+        packed_passes(model),
+    ):
         out = model(**packed.arguments(), use_cache=False).last_hidden_state
     del out
     return sum(storages.values())
@@ -61,7 +64,13 @@ def kept_bytes(model: torch.nn.Module, packed: Packed) -> int:
 @pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3"])
 def test_activations_are_foreseen(kind: str, dtype: torch.dtype) -> None:
     model = tiny_model(
-        kind, hidden_size=96, num_layers=4, num_heads=6, num_kv_heads=2, intermediate_size=256, head_dim=16
+        kind,
+        hidden_size=96,
+        num_layers=4,
+        num_heads=6,
+        num_kv_heads=2,
+        intermediate_size=256,
+        head_dim=16,
     )
     shape = ModelShape.of(model)
     Masters(model.parameters(), dtype)
@@ -100,7 +109,12 @@ def test_counts_are_the_models_own() -> None:
 def test_more_is_given_up_the_less_memory_there_is() -> None:
     def ways(shape: ModelShape, gib: float) -> tuple[bool, bool]:
         plan = plan_memory(
-            shape, budget=int(gib * GIB), dtype=torch.bfloat16, slots=256, context=1024, critic="separate"
+            shape,
+            budget=int(gib * GIB),
+            dtype=torch.bfloat16,
+            slots=256,
+            context=1024,
+            critic="separate",
         )
         assert max(plan.update_bytes, plan.rollout_bytes) <= gib * GIB
         assert plan.micro_batch_tokens >= 1024
@@ -116,7 +130,9 @@ def test_more_is_given_up_the_less_memory_there_is() -> None:
 
 
 def test_what_does_not_fit_is_refused_with_what_to_lower() -> None:
-    with pytest.raises(ValueError, match=r"does not fit(.|\n)*Adam's moments(.|\n)*rollout.slots") as refused:
+    with pytest.raises(
+        ValueError, match=r"does not fit(.|\n)*Adam's moments(.|\n)*rollout.slots"
+    ) as refused:
         plan_memory(QWEN, budget=16 * GIB, dtype=torch.bfloat16, slots=256, context=1024)
     assert "model.lora.rank" in str(refused.value)
     with pytest.raises(ValueError, match="micro_batch_tokens"):

@@ -1,4 +1,5 @@
-"""Packed rows: the same scores, values, losses and gradients as padded ones, for every shape of batch."""
+"""Packed rows: the same scores, values, losses and gradients as padded ones, for every shape of
+batch."""
 
 import logging
 from itertools import pairwise
@@ -13,7 +14,13 @@ from turnwise.algos.credit import compute_advantages
 from turnwise.config.schema import TrainConfig
 from turnwise.data.batch import Batch, collate
 from turnwise.models import packing
-from turnwise.models.packing import RowLayout, packed_attention, packed_chunks, packed_passes, unpackable
+from turnwise.models.packing import (
+    RowLayout,
+    packed_attention,
+    packed_chunks,
+    packed_passes,
+    unpackable,
+)
 from turnwise.models.policy import Policy, Precision, make_critic, prepare
 from turnwise.testing.tiny import tiny_model
 from turnwise.train import update
@@ -34,14 +41,23 @@ def batches(draw: st.DrawFn) -> Batch:
         ruler = "".join("." * seen + str(turn) * said for turn, (seen, said) in enumerate(row))
         ids = [(7 * number + 13 * index + 3) % 250 for index in range(len(ruler))]
         samples.append(
-            sample(ids, ruler, episode=str(number), group=number % 2, reward=number - 1.5, truncated=truncated)
+            sample(
+                ids,
+                ruler,
+                episode=str(number),
+                group=number % 2,
+                reward=number - 1.5,
+                truncated=truncated,
+            )
         )
     return collate(samples)
 
 
 def gradients(ours: Learner) -> torch.Tensor:
     parameters = [*ours.policy.parameters(), *ours.policy.critic_parameters()]
-    return torch.cat([p.grad.flatten() if p.grad is not None else torch.zeros(p.numel()) for p in parameters])
+    return torch.cat(
+        [p.grad.flatten() if p.grad is not None else torch.zeros(p.numel()) for p in parameters]
+    )
 
 
 @settings(max_examples=12, deadline=None)
@@ -54,7 +70,10 @@ def test_scores_and_values_are_those_of_the_padded_pass(rows: Batch, kind: str) 
     with torch.no_grad():
         scores, (values, bootstrap) = ours.score(rows), ours.value(rows)
         with ours.packed():
-            packed_scores, (packed_values, packed_bootstrap) = ours.score(rows, layout), ours.value(rows, layout)
+            packed_scores, (packed_values, packed_bootstrap) = (
+                ours.score(rows, layout),
+                ours.value(rows, layout),
+            )
     torch.testing.assert_close(packed_scores.logprobs, scores.logprobs, atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(packed_scores.entropies, scores.entropies, atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(packed_values, values, atol=1e-5, rtol=1e-5)
@@ -68,7 +87,9 @@ def test_scores_and_values_are_those_of_the_padded_pass(rows: Batch, kind: str) 
     name=st.sampled_from(["bi_level_gae", "gspo"]),
     tokens=st.sampled_from([1, 25, 999]),
 )
-def test_loss_and_gradients_are_those_of_the_padded_update(rows: Batch, kind: str, name: str, tokens: int) -> None:
+def test_loss_and_gradients_are_those_of_the_padded_update(
+    rows: Batch, kind: str, name: str, tokens: int
+) -> None:
     ours = POLICIES[kind]
     settings = algorithm(name, entropy_coef=0.05, singleton="zero")
     found = []
@@ -116,7 +137,9 @@ def test_the_attention_is_switched_back_after_an_error() -> None:
 
 
 @pytest.mark.parametrize("kind", ["gemma2", "gpt2"])
-def test_what_cannot_be_packed_is_padded_with_one_warning(kind: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_what_cannot_be_packed_is_padded_with_one_warning(
+    kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
     ours = policy(kind)
     with caplog.at_level(logging.WARNING):
         found = choose_packing(True, ours)
@@ -155,12 +178,17 @@ def test_chunks_hold_every_row_once_and_are_even(lengths: list[int], limit: int)
     shared = [size for size in sizes if size <= limit]
     short = [length for length in lengths if length <= limit]
     if shared:
-        assert max(shared) - min(shared) <= max(short), "one row more or less is all that chunks differ by"
+        assert max(shared) - min(shared) <= max(short), (
+            "one row more or less is all that chunks differ by"
+        )
 
 
 @pytest.mark.parametrize("extra", [(), ("scale",), ("scale", "enable_gqa")])
-def test_the_kernel_is_called_as_each_torch_wants_it(extra: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
-    """torch's kernel needs CUDA; a stand-in with its interface shows that shapes, groups and scale are right."""
+def test_the_kernel_is_called_as_each_torch_wants_it(
+    extra: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torch's kernel needs CUDA; a stand-in with its interface shows that shapes, groups and scale
+    are right."""
 
     def kernel(query, key, value, cu_q, cu_k, max_q, max_k, **settings):
         assert query.shape[0] == key.shape[0] == int(cu_q[-1]) == int(cu_k[-1])
@@ -181,7 +209,11 @@ def test_the_kernel_is_called_as_each_torch_wants_it(extra: tuple[str, ...], mon
 
     torch.manual_seed(0)
     query, key, value = torch.randn(1, 4, 7, 8), torch.randn(1, 2, 7, 8), torch.randn(1, 2, 7, 8)
-    arguments = {"scaling": 0.2, "cu_seq_lens_q": torch.tensor([0, 4, 7], dtype=torch.int32), "max_length_q": 4}
+    arguments = {
+        "scaling": 0.2,
+        "cu_seq_lens_q": torch.tensor([0, 4, 7], dtype=torch.int32),
+        "max_length_q": 4,
+    }
     expected, _ = packed_attention(torch.nn.Identity(), query, key, value, **arguments)
     causal = "window_size" if extra else "is_causal"
     monkeypatch.setattr(packing, "_KERNEL", packing.Kernel.of(kernel, frozenset({causal, *extra})))
@@ -211,8 +243,14 @@ def test_compiled_layers_give_the_same_gradients_and_leave_no_trace(kind: str) -
             compile=compiled,
         )
         learns = learner(ours, algorithm(entropy_coef=0.01), packing=True)
-        for given_rows in (batch(), batch().select(torch.tensor([1, 0]))):  # nothing is tied to a shape
-            rows = compute_advantages(learns.score(given_rows, old_logprobs=True), learns.algorithm)[0]
+        # Nothing is tied to a shape.
+        for given_rows in (
+            batch(),
+            batch().select(torch.tensor([1, 0])),
+        ):
+            rows = compute_advantages(
+                learns.score(given_rows, old_logprobs=True), learns.algorithm
+            )[0]
             learns.policy.train_mode(True)
             learns.gradients(rows)
             found.append(gradients(learns))
@@ -228,26 +266,64 @@ def rows_of(boundaries: torch.Tensor) -> list[tuple[int, int]]:
 
 @pytest.fixture
 def kernel_on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """torch's attention over packed rows is for CUDA alone. Given a CPU's arithmetic, it is traced and compiled here as
-    it is there."""
+    """torch's attention over packed rows is for CUDA alone. Given a CPU's arithmetic, it is traced
+    and compiled here as it is there."""
     varlen = pytest.importorskip("torch.nn.attention.varlen")
 
-    def forward(query, key, value, rows, rows_k, longest, longest_k, causal=False, scale=None, window=None, *others):
+    def forward(
+        query,
+        key,
+        value,
+        rows,
+        rows_k,
+        longest,
+        longest_k,
+        causal=False,
+        scale=None,
+        window=None,
+        *others,
+    ):
         assert causal
-        parts = [[states[a:b].transpose(0, 1) for states in (query, key, value)] for a, b in rows_of(rows)]
+        parts = [
+            [states[a:b].transpose(0, 1) for states in (query, key, value)]
+            for a, b in rows_of(rows)
+        ]
         outs = [
-            torch.nn.functional.scaled_dot_product_attention(*part, is_causal=True, scale=scale, enable_gqa=True)
+            torch.nn.functional.scaled_dot_product_attention(
+                *part, is_causal=True, scale=scale, enable_gqa=True
+            )
             for part in parts
         ]
         lse = torch.empty(query.shape[1], query.shape[0])
-        return torch.cat(outs, 1).transpose(0, 1).contiguous(), lse, torch.zeros(2, dtype=torch.uint64)
+        return (
+            torch.cat(outs, 1).transpose(0, 1).contiguous(),
+            lse,
+            torch.zeros(2, dtype=torch.uint64),
+        )
 
-    def backward(grad, query, key, value, out, lse, rows, rows_k, longest, longest_k, causal, rng, scale=None, *others):
+    def backward(
+        grad,
+        query,
+        key,
+        value,
+        out,
+        lse,
+        rows,
+        rows_k,
+        longest,
+        longest_k,
+        causal,
+        rng,
+        scale=None,
+        *others,
+    ):
         found = [torch.zeros_like(states) for states in (query, key, value)]
         groups = query.shape[1] // key.shape[1]
         for a, b in rows_of(rows):
             q, g = (states[a:b].transpose(0, 1) for states in (query, grad))
-            k, v = (states[a:b].transpose(0, 1).repeat_interleave(groups, 0) for states in (key, value))
+            k, v = (
+                states[a:b].transpose(0, 1).repeat_interleave(groups, 0) for states in (key, value)
+            )
             later = torch.ones(b - a, b - a, dtype=torch.bool).triu(1)
             weights = (q @ k.mT * scale).masked_fill(later, -torch.inf).softmax(-1)
             inner = g @ v.mT
@@ -266,18 +342,30 @@ def kernel_on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.slow  # the compiler takes most of a minute
 @pytest.mark.parametrize("checkpointing", [False, True])
-def test_a_layer_is_compiled_in_one_piece_with_the_kernel_inside(kernel_on_cpu: None, checkpointing: bool) -> None:
+def test_a_layer_is_compiled_in_one_piece_with_the_kernel_inside(
+    kernel_on_cpu: None, checkpointing: bool
+) -> None:
     from torch._dynamo.utils import counters
 
     found: list[torch.Tensor] = []
     for compiled in (False, True):
         model = prepare(tiny_model("qwen3"), gradient_checkpointing=checkpointing)
         precision = Precision.choose("float32", device="cpu")
-        learns = learner(Policy(model, None, precision=precision, compile=compiled), algorithm("grpo"), packing=True)
+        learns = learner(
+            Policy(model, None, precision=precision, compile=compiled),
+            algorithm("grpo"),
+            packing=True,
+        )
         assert learns.packing
         counters.clear()
-        for given_rows in (batch(), batch().select(torch.tensor([1, 0]))):  # nothing is tied to a shape
-            rows = compute_advantages(learns.score(given_rows, old_logprobs=True), learns.algorithm)[0]
+        # Nothing is tied to a shape.
+        for given_rows in (
+            batch(),
+            batch().select(torch.tensor([1, 0])),
+        ):
+            rows = compute_advantages(
+                learns.score(given_rows, old_logprobs=True), learns.algorithm
+            )[0]
             learns.policy.train_mode(True)
             learns.gradients(rows)
             found.append(gradients(learns))

@@ -1,4 +1,5 @@
-"""Low-precision weights with float32 masters, and the fused scores: nothing is lost, and nothing is copied."""
+"""Low-precision weights with float32 masters, and the fused scores: nothing is lost, and nothing is
+copied."""
 
 import sys
 from pathlib import Path
@@ -10,7 +11,14 @@ from train_parts import algorithm, batch, learner
 
 from turnwise.algos.credit import compute_advantages
 from turnwise.config.schema import TrainConfig
-from turnwise.models.policy import Policy, Precision, load_model, make_critic, make_reference, prepare
+from turnwise.models.policy import (
+    Policy,
+    Precision,
+    load_model,
+    make_critic,
+    make_reference,
+    prepare,
+)
 from turnwise.models.scoring import _plain, _towards_target, score_states
 from turnwise.testing.tiny import tiny_model, tiny_tokenizer
 from turnwise.train.networks import sampling_model, save_policy
@@ -26,7 +34,9 @@ def low(*, kind: str = "llama", **overrides: object) -> tuple[Policy, nn.Module]
     model = prepare(tiny_model(kind, **overrides))
     first = make_reference(model)
     critic = make_critic(model, shared=False)
-    return Policy(model, tiny_tokenizer(), precision=BF16, critic=critic, reference=make_reference(model)), first
+    return Policy(
+        model, tiny_tokenizer(), precision=BF16, critic=critic, reference=make_reference(model)
+    ), first
 
 
 def test_parameters_are_cast_and_masters_keep_every_bit() -> None:
@@ -35,18 +45,24 @@ def test_parameters_are_cast_and_masters_keep_every_bit() -> None:
     assert {p.dtype for p in ours.model.parameters()} == {torch.bfloat16}
     assert {p.dtype for p in ours.reference.parameters()} == {torch.bfloat16}
     assert {p.dtype for p in ours.critic.head.parameters()} == {torch.float32}
-    assert {b.dtype for b in ours.model.buffers()} == {torch.float32}, "rotary frequencies are not rounded"
+    assert {b.dtype for b in ours.model.buffers()} == {torch.float32}, (
+        "rotary frequencies are not rounded"
+    )
     for mine, original in zip(ours.model.parameters(), first.parameters(), strict=True):
         assert torch.equal(ours.masters.of(mine), original)
         assert torch.equal(mine, original.bfloat16())
-    assert sampling_model(ours) is ours.model, "the generator samples with the trained module itself"
+    assert sampling_model(ours) is ours.model, (
+        "the generator samples with the trained module itself"
+    )
 
 
 def test_tied_weights_stay_tied() -> None:
     ours, _ = low(tie_word_embeddings=True)
     assert ours.model.get_input_embeddings().weight is ours.model.get_output_embeddings().weight
     learns = learner(ours, algorithm(), lr=0.01)
-    learns.update(compute_advantages(learns.score(batch(), old_logprobs=True), learns.algorithm)[0], step=0)
+    learns.update(
+        compute_advantages(learns.score(batch(), old_logprobs=True), learns.algorithm)[0], step=0
+    )
     weight = ours.model.get_input_embeddings().weight
     assert torch.equal(weight, ours.masters.of(weight).bfloat16())
 
@@ -60,7 +76,8 @@ def test_an_update_steps_the_masters_and_writes_the_parameters_in_place() -> Non
     assert metrics["train/grad_norm"] > 0
     assert [p.data_ptr() for p in ours.model.parameters()] == where
     moved = [
-        not torch.equal(ours.masters.of(p), f) for p, f in zip(ours.model.parameters(), first.parameters(), strict=True)
+        not torch.equal(ours.masters.of(p), f)
+        for p, f in zip(ours.model.parameters(), first.parameters(), strict=True)
     ]
     assert all(moved), "steps below bfloat16's resolution are kept in the masters"
     for parameter in (*ours.parameters(), *ours.critic_parameters()):
@@ -71,7 +88,11 @@ def test_an_update_steps_the_masters_and_writes_the_parameters_in_place() -> Non
 @pytest.mark.parametrize("packing", [False, True])
 def test_the_gradient_is_close_to_float32s_and_adds_up_over_micro_batches(packing: bool) -> None:
     found = []
-    for precision, tokens in ((Precision.choose("float32", device="cpu"), 999), (BF16, 999), (BF16, 1)):
+    for precision, tokens in (
+        (Precision.choose("float32", device="cpu"), 999),
+        (BF16, 999),
+        (BF16, 1),
+    ):
         ours = Policy(prepare(tiny_model(initializer_range=0.05)), None, precision=precision)
         learns = learner(ours, algorithm("grpo"), micro_batch_tokens=tokens, packing=packing)
         rows = compute_advantages(learns.score(batch(), old_logprobs=True), learns.algorithm)[0]
@@ -92,7 +113,9 @@ def test_saved_weights_are_the_masters(tmp_path: Path) -> None:
     from turnwise.config.schema import ModelConfig
 
     again = load_model(ModelConfig(path=str(tmp_path)))
-    assert all(torch.equal(a, b) for a, b in zip(again.parameters(), first.parameters(), strict=True))
+    assert all(
+        torch.equal(a, b) for a, b in zip(again.parameters(), first.parameters(), strict=True)
+    )
 
 
 def test_an_error_while_the_masters_are_in_place_puts_the_parameters_back() -> None:
@@ -151,7 +174,11 @@ def test_a_bfloat16_run_resumes_to_the_bit(tmp_path: Path) -> None:
 @pytest.mark.parametrize("size", [1, 3, 100])
 @pytest.mark.parametrize("bias", [False, True])
 def test_fused_scores_have_the_plain_scores_gradients(
-    softcap: float | None, temperature: float, size: int, bias: bool, monkeypatch: pytest.MonkeyPatch
+    softcap: float | None,
+    temperature: float,
+    size: int,
+    bias: bool,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     torch.manual_seed(0)
     head = nn.Linear(5, 11, bias=bias).double()
@@ -169,7 +196,11 @@ def test_fused_scores_have_the_plain_scores_gradients(
 
     plain = both(lambda: _plain(head, states, targets, temperature, softcap))
     monkeypatch.setattr(scoring, "_plain", None)  # only the fused path may run
-    fused = both(lambda: scoring._Fused.apply(states, head.weight, head.bias, targets, temperature, softcap, size))
+    fused = both(
+        lambda: scoring._Fused.apply(
+            states, head.weight, head.bias, targets, temperature, softcap, size
+        )
+    )
     torch.testing.assert_close(fused, plain, rtol=1e-9, atol=1e-9)
 
 
@@ -180,7 +211,12 @@ def test_fused_scores_bear_impossible_tokens_and_frozen_heads() -> None:
     head.requires_grad_(False)
     states = torch.randn(5, 4, requires_grad=True)
     logprobs, entropies = score_states(
-        head, states, torch.tensor([0, 1, 3, 4, 5]), temperature=1.0, softcap=None, chunk_elements=12
+        head,
+        states,
+        torch.tensor([0, 1, 3, 4, 5]),
+        temperature=1.0,
+        softcap=None,
+        chunk_elements=12,
     )
     (logprobs.sum() + entropies.sum()).backward()
     assert logprobs.isfinite().all()

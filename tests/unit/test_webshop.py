@@ -12,13 +12,23 @@ pytest.importorskip("bm25s")
 pytest.importorskip("rapidfuzz")
 
 from turnwise.envs.base import EnvError
-from turnwise.envs.games.webshop import Goal, ProductError, WebShopEnv, judge, load_shop, read_products
+from turnwise.envs.games.webshop import (
+    Goal,
+    ProductError,
+    WebShopEnv,
+    judge,
+    load_shop,
+    read_products,
+)
 from turnwise.envs.games.webshop.catalog import Product, read_product
 from turnwise.envs.games.webshop.goals import split_goals
 from turnwise.envs.games.webshop.reward import Score
 from turnwise.evaluate.check_env import check_env
 
-DATA = Path(os.environ.get("TURNWISE_SHARED_DATA", Path(__file__).parents[3] / "shared" / "data")) / "webshop"
+DATA = (
+    Path(os.environ.get("TURNWISE_SHARED_DATA", Path(__file__).parents[3] / "shared" / "data"))
+    / "webshop"
+)
 
 
 def product(**changes: Any) -> Product:
@@ -205,7 +215,9 @@ def test_type_reward_by_query_category_and_title() -> None:
 
     def kind(**changes: Any) -> float:
         nouns = {**words, "P2": changes.pop("nouns", words["P2"])}
-        return judge(product(**(other | changes)), goal(), price=1.0, options={}, nouns=nouns).r_type
+        return judge(
+            product(**(other | changes)), goal(), price=1.0, options={}, nouns=nouns
+        ).r_type
 
     assert kind() == 1.0  # half of the title's nouns
     assert kind(nouns=["bowl"]) == 0.0
@@ -319,7 +331,11 @@ def test_bad_files_are_refused(tmp_path: Path) -> None:
     file = tmp_path / "products.jsonl"
     with pytest.raises(FileNotFoundError, match="no product file"):
         WebShopEnv(products=file)
-    for content, message in ((b"{", "line 1 is not JSON"), (b"[]", "at least one product"), (b"\xff\xfe", "UTF-8")):
+    for content, message in (
+        (b"{", "line 1 is not JSON"),
+        (b"[]", "at least one product"),
+        (b"\xff\xfe", "UTF-8"),
+    ):
         file.write_bytes(content)
         with pytest.raises(ProductError, match=message):
             read_products(file)
@@ -357,11 +373,21 @@ def test_raw_webshop_rows_are_read() -> None:
 
 def test_score_of_nothing_right_is_zero() -> None:
     assert (
-        Score(r_type=1.0, attribute_hits=0, option_hits=0, price_hit=False, num_attributes=1, num_options=0).total == 0
+        Score(
+            r_type=1.0,
+            attribute_hits=0,
+            option_hits=0,
+            price_hit=False,
+            num_attributes=1,
+            num_options=0,
+        ).total
+        == 0
     )
 
 
-@pytest.mark.skipif(not DATA.exists(), reason="WebShop's products are not at hand (TURNWISE_SHARED_DATA)")
+@pytest.mark.skipif(
+    not DATA.exists(), reason="WebShop's products are not at hand (TURNWISE_SHARED_DATA)"
+)
 def test_the_thousand_products_of_webshop_small() -> None:
     env = WebShopEnv(products=DATA, max_steps=100)
     assert len(env.shop.products) == 1000

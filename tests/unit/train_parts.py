@@ -14,8 +14,11 @@ from turnwise.types import Sample
 CPU = Precision.choose("auto", device="cpu")
 
 
-def sample(ids: list[int], mask: str, *, episode: str, group: int, reward: float, truncated: bool = False) -> Sample:
-    """A sample from a ruler: one character per token, "." for a prompt, a digit for the turn that said it."""
+def sample(
+    ids: list[int], mask: str, *, episode: str, group: int, reward: float, truncated: bool = False
+) -> Sample:
+    """A sample from a ruler: one character per token, "." for a prompt, a digit for the turn that
+    said it."""
     assert len(ids) == len(mask)
     said = [char != "." for char in mask]
     turns = [int(char) if char != "." else -1 for char in mask]
@@ -39,7 +42,9 @@ def samples() -> list[Sample]:
     return [
         sample([1, 2, 7, 8, 3, 9], "..00.1", episode="a", group=0, reward=1.0),
         sample([1, 2, 6, 4], "..00", episode="b", group=0, reward=0.0),
-        sample([1, 2, 5, 3, 9, 9, 2, 7], "..0..111", episode="c", group=0, reward=0.5, truncated=True),
+        sample(
+            [1, 2, 5, 3, 9, 9, 2, 7], "..0..111", episode="c", group=0, reward=0.5, truncated=True
+        ),
         sample([4, 7, 8], ".00", episode="d", group=1, reward=0.0),
         sample([4, 6, 1, 2, 5, 5, 8, 3, 1], ".00..1122"[:9], episode="e", group=1, reward=2.0),
     ]
@@ -49,12 +54,16 @@ def batch() -> Batch:
     return collate(samples(), pad_id=0)
 
 
-def policy(kind: ModelKind = "llama", *, critic: str | None = "separate", temperature: float = 1.0) -> Policy:
+def policy(
+    kind: ModelKind = "llama", *, critic: str | None = "separate", temperature: float = 1.0
+) -> Policy:
     model = prepare(tiny_model(kind))
     head = None if critic is None else make_critic(model, shared=critic == "shared")
     if head is not None:
         with torch.no_grad():
-            head.head.out.weight.copy_(torch.linspace(-0.3, 0.3, head.head.out.weight.numel())[None])
+            head.head.out.weight.copy_(
+                torch.linspace(-0.3, 0.3, head.head.out.weight.numel())[None]
+            )
     return Policy(model, tiny_tokenizer(), precision=CPU, critic=head, temperature=temperature)
 
 
@@ -63,4 +72,6 @@ def algorithm(name: str = "bi_level_gae", **settings: object) -> Algorithm:
 
 
 def learner(policy: Policy, algorithm: Algorithm, **settings: object) -> Learner:
-    return Learner(policy, algorithm, TrainConfig.model_validate({"max_gap": 100.0, **settings}), seed=0)
+    return Learner(
+        policy, algorithm, TrainConfig.model_validate({"max_gap": 100.0, **settings}), seed=0
+    )

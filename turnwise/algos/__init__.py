@@ -1,4 +1,5 @@
-"""Algorithms as pure functions on tensors: credit assignment, surrogates, reductions, KL and group filters."""
+"""Algorithms as pure functions on tensors: credit assignment, surrogates, reductions, KL and group
+filters."""
 
 from turnwise.algos.algorithm import Algorithm
 from turnwise.algos.bi_level_gae import compute_bi_level_gae_advantage_return

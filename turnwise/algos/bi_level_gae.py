@@ -1,6 +1,8 @@
-"""Bi-level GAE: credit over turns first, then over the tokens of each turn (VAGEN, arXiv 2510.16907).
+"""Bi-level GAE: credit over turns first, then over the tokens of each turn (VAGEN, arXiv
+2510.16907).
 
-Turn k covers the action tokens s_k..e_k, and its reward r_k stands on e_k. Backwards over turns, V' after the last:
+Turn k covers the action tokens s_k..e_k, and its reward r_k stands on e_k. Backwards over turns,
+with V' after the last one:
 
     d_k = r_k + high_level_gamma * V(e_{k+1}) - V(e_k)
     A_k = d_k + high_level_gamma * high_level_lam * A_{k+1}
@@ -9,8 +11,9 @@ Backwards over the tokens of one turn, from A_{e_k} = A_k:
 
     A_j = r_j + gamma * V_{j+1} - V_j + gamma * lam * A_{j+1}
 
-What we changed: the ends of turns are given, never guessed from rewards that are not zero, so a turn without a reward
-is a turn; a truncated episode bootstraps; `turn_value` and `last_token` are the paper's variants as settings.
+What we changed: the ends of turns are given, never guessed from rewards that are not zero, so a
+turn without a reward is a turn; a truncated episode bootstraps; `turn_value` and `last_token` are
+the paper's variants as settings.
 """
 
 from typing import Literal
@@ -42,35 +45,32 @@ def compute_bi_level_gae_advantage_return(
     last_token: Literal["replace", "add"] = "replace",
     episode_ids: Tensor | None = None,  # [B]
 ) -> tuple[Tensor, Tensor]:
-    """Advantages and returns ([B, T] each, 0 outside the mask) of bi-level GAE: over turns, then inside each turn.
+    """Advantages and returns ([B, T] each, 0 outside the mask) of bi-level GAE: over turns, then
+    inside each turn.
 
-    Turn k covers the action tokens s_k..e_k and its reward r_k stands on e_k. Backwards over the turns, with V' (the
-    bootstrap, 0 without one) in place of V(e_{K+1}) after the last turn K:
-
-        d_k = r_k + high_level_gamma * V(e_{k+1}) - V(e_k)
-        A_k = d_k + high_level_gamma * high_level_lam * A_{k+1}
-
-    Backwards over the tokens of one turn, from A_{e_k} = A_k:
-
-        A_j = r_j + gamma * V_{j+1} - V_j + gamma * lam * A_{j+1}
-
-    Nothing crosses a turn's start: a later turn reaches this one through A_k alone. returns = advantages + values.
-    (VAGEN, arXiv 2510.16907; the turn ends are given here, never guessed from rewards that are not zero.)
+    The module docstring has the formulas. V' is the bootstrap, 0 without one. No value crosses the
+    start of a turn: a later turn affects this one only through A_k. returns = advantages + values.
 
     Args:
-        token_level_rewards: A turn's reward on its last token; what else stands there is added to its token's delta.
+        token_level_rewards: A turn's reward on its last token; what else stands there is added to
+            its token's delta.
         high_level_lam: None: the same as lam.
         turn_ids: The turn of each action token. None: the turns are the maximal runs of the mask.
-        bootstrap: The value of the state after a truncated row's last token, 0 where the episode terminated.
+        bootstrap: The value of the state after a truncated row's last token, 0 where the episode
+            terminated.
         whiten: Whiten the advantages over all action tokens. Returns stay as they are.
-        turn_value: The token whose value stands for a turn: V(e_k), or V(s_k); then A_{e_k} = A_k + V(s_k) - V(e_k).
-        last_token: replace: A_{e_k} = A_k. add: the token's own delta, r_k + gamma * V(s_{k+1}) - V(e_k), comes on top.
-        episode_ids: Rows with equal ids are one episode, in the order of their turns. None: a row is an episode.
+        turn_value: The token whose value stands for a turn: V(e_k), or V(s_k); then A_{e_k} = A_k +
+            V(s_k) - V(e_k).
+        last_token: replace: A_{e_k} = A_k. add: the token's own delta, r_k + gamma * V(s_{k+1}) -
+            V(e_k), comes on top.
+        episode_ids: Rows with equal ids are one episode, in the order of their turns. None: a row
+            is an episode.
 
     Example: two turns, [x x] and [x], the reward in the second, a critic that says 0.5 everywhere
         >>> rewards, values = torch.tensor([[0.0, 0.0, 0.0, 0.0, 1.0]]), torch.full((1, 5), 0.5)
         >>> mask = torch.tensor([[False, True, True, False, True]])
-        >>> advantages, _ = compute_bi_level_gae_advantage_return(rewards, values, mask, 1.0, 1.0, 0.9)
+        >>> advantages, _ = compute_bi_level_gae_advantage_return(rewards, values, mask, 1.0, 1.0,
+        ...     0.9)
         >>> advantages
         tensor([[0.0000, 0.4000, 0.4000, 0.0000, 0.5000]])
     """
@@ -89,7 +89,9 @@ def compute_bi_level_gae_advantage_return(
     )
     at_ends = turn_advantages + (anchors - tokens[ends])
     if last_token == "add":
-        at_ends = at_ends + rewards[ends] + gamma * _first_of_next(lay, tokens, bootstrap) - tokens[ends]
+        at_ends = (
+            at_ends + rewards[ends] + gamma * _first_of_next(lay, tokens, bootstrap) - tokens[ends]
+        )
     deltas = rewards - tokens
     deltas[:-1] += gamma * tokens[1:]
     deltas[ends] = at_ends
@@ -107,7 +109,9 @@ def _first_of_next(lay: Layout, tokens: Tensor, bootstrap: Tensor | None) -> Ten
     following = torch.zeros_like(firsts)
     following[:-1] = firsts[1:]
     last = last_values(lay, bootstrap)
-    following[lay.episode_turns.cumsum(0) - 1] = tokens.new_zeros(()) if last is None else last.to(tokens.dtype)
+    following[lay.episode_turns.cumsum(0) - 1] = (
+        tokens.new_zeros(()) if last is None else last.to(tokens.dtype)
+    )
     return following
 
 
@@ -133,7 +137,9 @@ BI_LEVEL_GAE = Algorithm(
     name="bi_level_gae",
     advantage="bi_level_gae",
     estimator=estimate,
-    settings=frozenset({"gamma", "lam", "high_level_gamma", "high_level_lam", "turn_value", "last_token"}),
+    settings=frozenset(
+        {"gamma", "lam", "high_level_gamma", "high_level_lam", "turn_value", "last_token"}
+    ),
     needs_critic=True,
     uses_token_rewards=True,
     whiten=True,

@@ -1,4 +1,4 @@
-"""What estimators with a critic share: the critic's values, and the value after an episode that was cut."""
+"""Shared by estimators with a critic: its values, and the value after a truncated episode."""
 
 import torch
 from torch import Tensor
@@ -8,13 +8,14 @@ from turnwise.data.batch import Batch
 
 
 def values_of(batch: Batch) -> Tensor:
-    """[B, T]; `compute_advantages` has checked that they are there."""
+    """[B, T]; `compute_advantages` has checked that they are set."""
     assert batch.values is not None
     return batch.values
 
 
 def bootstrap_of(batch: Batch) -> Tensor | None:
-    """The value after each truncated row: [B]. A terminated episode has none, whatever stands in Batch.bootstrap."""
+    """The value after each truncated row: [B]. 0 for a terminated episode, regardless of
+    Batch.bootstrap."""
     return None if batch.bootstrap is None else torch.where(batch.truncated, batch.bootstrap, 0.0)
 
 

@@ -1,4 +1,5 @@
-"""DAPO (arXiv 2503.14476): GRPO with a wider upper clip, a mean over tokens, and only groups that differ in reward."""
+"""DAPO (arXiv 2503.14476): GRPO with a wider upper clip, a mean over tokens, and only groups that
+differ in reward."""
 
 from dataclasses import replace
 

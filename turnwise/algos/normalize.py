@@ -1,3 +1,4 @@
+# pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false
 """Rewards on a common scale: by the statistics of a group, of the batch, or of the run so far."""
 
 import math
@@ -21,7 +22,8 @@ EPS = 1e-6
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunningStats:
-    """Mean and spread of all episode returns so far, in Chan's numerically safe form. Part of a checkpoint.
+    """Mean and spread of all episode returns so far, in Chan's numerically safe form. Part of a
+    checkpoint.
 
     Example:
         >>> stats = RunningStats().update([1.0, 3.0]).update([5.0])
@@ -69,15 +71,18 @@ def normalize_rewards(
     rows: Tensor | None = None,  # [B] bool
     singleton: Singleton = "error",
 ) -> tuple[Batch, RunningStats]:
-    """The batch with normalised rewards, and the statistics that the next call with "running" takes.
+    """The batch with normalised rewards, and the statistics that the next call with "running"
+    takes.
 
-    An episode's return R (the sum of its turns' rewards, over all its rows) becomes (R - mean) / (std + 1e-6). Every
-    reward is divided; the mean is taken from the last turn alone, because a share of it in every turn would pay for
-    long or for short episodes. "state" takes mean and std of the episode's group, "batch" of all episodes, "running" of
-    all episodes of the run, these included. Where all returns are equal, nothing is divided.
+    An episode's return R (the sum of its turns' rewards, over all its rows) becomes (R - mean) /
+    (std + 1e-6). Every reward is divided; the mean is taken from the last turn alone, because
+    subtracting a share in every turn would reward long or short episodes. "state" takes mean and
+    std of the episode's group, "batch" of all episodes, "running" of all episodes of the run, these
+    included. Where all returns are equal, nothing is divided.
 
     Args:
-        rows: whose rewards change, and who counts in the statistics. None: all. An episode's rows go together.
+        rows: whose rewards change, and who counts in the statistics. None: all. An episode's rows
+            go together.
         singleton: under "state" a group of one would lose its reward: refuse it, or let it be zero.
     """
     running = running or RunningStats()
@@ -97,13 +102,16 @@ def normalize_rewards(
     if how == "state":
         if singleton == "error" and bool(members.alone.any()):
             raise ValueError(
-                f"env.shaping.normalize: state compares the members of a group, and {int(members.alone.sum())} groups "
+                "env.shaping.normalize: state compares the members of a group, and "
+                f"{int(members.alone.sum())} groups "
                 "have one member; raise rollout.train.group_size, or normalise by batch or running"
             )
         mean, spread = members.mean, members.std
     elif how == "batch":
         everyone = torch.zeros_like(scored.groups)
-        over_all = group_statistics(members.scores, everyone, counted=members.counted, errors=members.errors)
+        over_all = group_statistics(
+            members.scores, everyone, counted=members.counted, errors=members.errors
+        )
         mean, spread = over_all.mean, over_all.std
     else:
         running = running.update(members.scores[members.counted].tolist())
@@ -117,21 +125,29 @@ def normalize_rewards(
     return batch.replace(rewards=rewards, reward_errors=errors), running
 
 
-def _rescale(batch: Batch, *, mean: Tensor, scale: Tensor, episode_of_row: Tensor) -> tuple[Tensor, Tensor]:
-    """Rewards divided by their episode's scale, with its mean taken from the episode's last action token, and their
-    errors: [B, T] each. Taking the mean away makes a reward smaller, and its error no smaller."""
-    layout = build_layout(batch.response_mask, turn_ids=batch.turn_ids, episode_ids=batch.episode_ids)
+def _rescale(
+    batch: Batch, *, mean: Tensor, scale: Tensor, episode_of_row: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Rewards divided by their episode's scale, with its mean taken from the episode's last action
+    token, and their errors: [B, T] each. Subtracting the mean makes a reward smaller, but not its
+    error."""
+    layout = build_layout(
+        batch.response_mask, turn_ids=batch.turn_ids, episode_ids=batch.episode_ids
+    )
     ends = layout.index[layout.episode_lengths.cumsum(0) - 1]
     episodes = episode_of_row[ends // batch.response_mask.shape[1]]
     rewards = torch.where(batch.response_mask, batch.rewards.double(), 0.0).flatten()
     rewards[ends] -= mean[episodes]
     divisor = scale[episode_of_row][:, None]
     changed = (rewards.view(batch.rewards.shape) / divisor).to(batch.rewards.dtype)
-    return changed, rounding_errors(batch.rewards, batch.reward_errors) / divisor + rounding_errors(changed)
+    return changed, rounding_errors(batch.rewards, batch.reward_errors) / divisor + rounding_errors(
+        changed
+    )
 
 
 class RewardNormalizer:
-    """Normalises each environment's rewards by its own config (`env.shaping`), and keeps the running statistics.
+    """Normalises each environment's rewards by its own config (`env.shaping`), and keeps the
+    running statistics.
 
     Example:
         >>> normalizer = RewardNormalizer({"lake": ShapingConfig(normalize="running")})
@@ -139,15 +155,26 @@ class RewardNormalizer:
         {'lake': {'count': 0, 'mean': 0.0, 'squares': 0.0}}
     """
 
-    def __init__(self, shaping: Mapping[str, ShapingConfig], *, singleton: Singleton = "error") -> None:
-        self._shaping = {tag: config for tag, config in shaping.items() if config.normalize != "none"}
+    def __init__(
+        self, shaping: Mapping[str, ShapingConfig], *, singleton: Singleton = "error"
+    ) -> None:
+        self._shaping = {
+            tag: config for tag, config in shaping.items() if config.normalize != "none"
+        }
         self._singleton: Singleton = singleton
-        self._running = {tag: RunningStats() for tag, config in self._shaping.items() if config.normalize == "running"}
+        self._running = {
+            tag: RunningStats()
+            for tag, config in self._shaping.items()
+            if config.normalize == "running"
+        }
 
     def __call__(self, batch: Batch, tags: Sequence[str]) -> Batch:
         """The batch with normalised rewards; `tags` names the environment of every row."""
         if len(tags) != batch.num_rows:
-            raise ValueError(f"every row has an environment's tag, got {len(tags)} tags for {batch.num_rows} rows")
+            raise ValueError(
+                f"every row has an environment's tag, got {len(tags)} tags for {batch.num_rows} "
+                "rows"
+            )
         for tag, config in self._shaping.items():
             rows = torch.tensor([other == tag for other in tags], device=batch.rewards.device)
             batch, running = normalize_rewards(
@@ -168,7 +195,9 @@ class RewardNormalizer:
     def load_state_dict(self, state: Mapping[str, Json]) -> None:
         if set(state) != set(self._running):
             raise ValueError(
-                f"running reward statistics are of {', '.join(sorted(state)) or 'nothing'}, and the config "
-                f"normalises {', '.join(sorted(self._running)) or 'nothing'}; resume with the config of the run"
+                f"running reward statistics are of {', '.join(sorted(state)) or 'nothing'}, and "
+                "the config "
+                f"normalises {', '.join(sorted(self._running)) or 'nothing'}; resume with the "
+                "config of the run"
             )
         self._running = {tag: RunningStats.from_json(stats) for tag, stats in state.items()}

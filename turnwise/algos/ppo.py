@@ -2,8 +2,8 @@
 
     A_t = r_t + gamma * V_{t+1} - V_t + gamma * lam * A_{t+1}
 
-What we changed: the token after an action token is the next action token, in the next turn if need be; observations
-are skipped. A truncated episode bootstraps.
+What we changed: the token after an action token is the next action token, in the next turn if need
+be; observations are skipped. A truncated episode bootstraps.
 """
 
 from torch import Tensor
@@ -28,10 +28,12 @@ def token_gae(
     turn_ids: Tensor | None = None,  # [B, T]
     episode_ids: Tensor | None = None,  # [B]
 ) -> tuple[Tensor, Tensor]:
-    """Advantages and returns ([B, T] each, 0 outside the mask) of GAE over the action tokens of each episode.
+    """Advantages and returns ([B, T] each, 0 outside the mask) of GAE over the action tokens of
+    each episode.
 
-    The token after an action token is the next action token, in the next turn if need be; turns play no part but to
-    order an episode's rows where `episode_ids` say that it has several. (GAE, arXiv 1506.02438.)
+    The token after an action token is the next action token, in the next turn if need be; turns
+    play no part but to order an episode's rows where `episode_ids` say that it has several. (GAE,
+    arXiv 1506.02438.)
 
     Example:
         >>> import torch

@@ -23,10 +23,11 @@ def reinforce_pp(
     turn_ids: Tensor | None = None,  # [B, T]
     episode_ids: Tensor | None = None,  # [B]
 ) -> tuple[Tensor, Tensor]:
-    """Advantages and returns ([B, T] each) of REINFORCE++ (arXiv 2501.03262): the discounted sum of what comes after.
+    """Advantages and returns ([B, T] each) of REINFORCE++ (arXiv 2501.03262): the discounted sum of
+    what comes after.
 
-    The return of a token is its reward and the discounted rewards of the action tokens after it; the batch's mean and
-    variance over tokens are the baseline (`whiten`). No group is needed.
+    The return of a token is its reward and the discounted rewards of the action tokens after it;
+    the batch's mean and variance over tokens are the baseline (`whiten`). No group is needed.
 
     Example:
         >>> import torch

@@ -26,10 +26,12 @@ def turn_gae(
     whiten: bool = False,
     episode_ids: Tensor | None = None,  # [B]
 ) -> tuple[Tensor, Tensor]:
-    """Advantages and returns ([B, T] each, 0 outside the mask) of GAE over turns: one number for a turn's tokens.
+    """Advantages and returns ([B, T] each, 0 outside the mask) of GAE over turns: one number for a
+    turn's tokens.
 
-    A turn is one action: its state's value is V(s_k), before its first token, its reward the sum of its tokens'. Its
-    return A_k + V(s_k) is the critic's target on each of its tokens, for each of those prefixes leads to it.
+    A turn is one action: its state's value is V(s_k), before its first token, its reward the sum of
+    its tokens'. Its return A_k + V(s_k) is the critic's target on each of its tokens, for each of
+    those prefixes leads to it.
 
     Example:
         >>> rewards, values = torch.tensor([[0.0, 1.0]]), torch.tensor([[0.25, 0.5]])
@@ -50,7 +52,9 @@ def turn_gae(
     spread = torch.repeat_interleave(advantages, lay.turn_lengths)
     returns = torch.repeat_interleave(advantages + states, lay.turn_lengths)
     if whiten:
-        spread = whiten_tokens(spread, error=credit_error(lay, rewards=rewards, values=values, bootstrap=bootstrap))
+        spread = whiten_tokens(
+            spread, error=credit_error(lay, rewards=rewards, values=values, bootstrap=bootstrap)
+        )
     return lay.put(spread, values), lay.put(returns, values)
 
 

@@ -1,1 +1,2 @@
-"""Messages <-> tokens through a chat template, without re-tokenising what a model said. No episodes, no models."""
+"""Messages <-> tokens through a chat template, without re-tokenising the model's replies. No
+episodes, no models."""

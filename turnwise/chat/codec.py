@@ -1,4 +1,5 @@
-"""Text <-> ids, at the price of a dictionary look-up where that is exact: repeated texts and byte-level tokenizers."""
+"""Fast, exact conversion between text and ids: a cache of repeated texts, and byte tables for
+byte-level tokenizers."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -10,9 +11,11 @@ _PROBE = "Turn 1:\n P _ <answer>up || down</answer> , . 'tis \u00e9\u4e16 \U0001
 
 
 class EncodeCache:
-    """The ids of texts that were encoded lately. Groups share their tasks, so openings and many observations repeat.
+    """The ids of recently encoded texts. Groups share their tasks, so opening messages and many
+    observations repeat.
 
-    Two generations bound it: a text that is asked for moves to the young one, and when that is full the old one goes.
+    Two generations bound its size: a text that is looked up moves to the young one; when that is
+    full, the old one is dropped.
 
     Example:
         >>> cache = EncodeCache(limit=4)
@@ -45,7 +48,8 @@ class EncodeCache:
 
 
 class ByteTable(dict[int, bytes]):
-    """The bytes of each id, filled as ids are asked for. An id whose token is not plain bytes raises KeyError."""
+    """The bytes of each id, computed on first use. An id whose token is not plain bytes raises
+    KeyError."""
 
     def __init__(self, core: Any, special: Mapping[str, bool]) -> None:
         super().__init__()
@@ -63,25 +67,35 @@ class ByteTable(dict[int, bytes]):
 
 
 def byte_table(core: Any) -> ByteTable | None:
-    """The table of a byte-level tokenizer's Rust core, None where its decoder does something else too.
+    """The table of a byte-level tokenizer's Rust core; None if its decoder does more than join
+    bytes.
 
-    Joining bytes takes a twentieth of the time of decoding in Rust, which makes a string of every token.
+    Joining bytes takes a twentieth of the time of the Rust decoder, which creates a string per
+    token.
     """
     described = cast(dict[str, Any], json.loads(core.to_str()))
     if not _is_byte_level(described.get("decoder")):
         return None
     added = cast(list[dict[str, Any]], described["added_tokens"])
     table = ByteTable(core, {token["content"]: bool(token["special"]) for token in added})
-    ids = list(core.encode(_PROBE + "".join(token["content"] for token in added), add_special_tokens=False).ids)
-    samples = (ids, ids[1::2], ids[::-1])  # the last two cut characters apart
-    return table if all(table_decode(table, core, some) == _rust_decode(core, some) for some in samples) else None
+    ids = list(
+        core.encode(
+            _PROBE + "".join(token["content"] for token in added), add_special_tokens=False
+        ).ids
+    )
+    samples = (ids, ids[1::2], ids[::-1])  # the last two split multi-byte characters
+    return (
+        table
+        if all(table_decode(table, core, some) == _rust_decode(core, some) for some in samples)
+        else None
+    )
 
 
 def table_decode(table: ByteTable, core: Any, ids: Sequence[int]) -> str:
     """The text of ids without special tokens, exactly as the core decodes them."""
     try:
         return b"".join(map(table.__getitem__, ids)).decode("utf-8", "replace")
-    except KeyError:  # some token is not plain bytes, and may change how its neighbours are decoded
+    except KeyError:  # a token that is not plain bytes may change how its neighbours are decoded
         return _rust_decode(core, ids)
 
 
@@ -90,7 +104,7 @@ def _rust_decode(core: Any, ids: Sequence[int]) -> str:
 
 
 def _is_byte_level(decoder: Mapping[str, Any] | None) -> bool:
-    """True where tokens written in the byte alphabet are decoded by joining their bytes."""
+    """True if tokens in the byte alphabet are decoded by joining their bytes."""
     if decoder is None:
         return False
     if decoder["type"] != "Sequence":
@@ -107,7 +121,10 @@ def _leaves_bytes_alone(step: Mapping[str, Any]) -> bool:
 
 
 def _byte_alphabet() -> dict[str, int]:
-    """GPT-2's sign for every byte: printable ones stand for themselves, the others follow from U+0100 on."""
+    """GPT-2's character for every byte: printable bytes map to themselves, the others to U+0100 and
+    up."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(0x100) if byte not in set(printable)]
-    return {chr(byte): byte for byte in printable} | {chr(0x100 + i): byte for i, byte in enumerate(others)}
+    return {chr(byte): byte for byte in printable} | {
+        chr(0x100 + i): byte for i, byte in enumerate(others)
+    }

@@ -1,1 +1,2 @@
-"""The command line. One file per command, each with `register(app)`; heavy imports happen inside the commands."""
+"""The command line. One file per command, each with `register(app)`; heavy imports happen inside
+the commands."""

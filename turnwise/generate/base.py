@@ -1,4 +1,4 @@
-"""The contract between a rollout and whatever samples tokens."""
+"""The interface between a rollout and a generator."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -25,9 +25,9 @@ class Sampling:
     """
 
     max_tokens: int
-    """At most so many tokens, the stop token included."""
+    """Maximum number of tokens, the stop token included."""
     temperature: float = 1.0
-    """0.0 is greedy. The log-probs returned are those of the tempered distribution, the one that was drawn from."""
+    """0.0 is greedy. The returned log-probs are those of the distribution at this temperature."""
     top_k: int = 0
     """0: off. Changes the sampled distribution, so training refuses it."""
     top_p: float = 1.0
@@ -44,8 +44,8 @@ class Sampling:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Session:
-    """One growing context. Its tokens are drawn from noise keyed by (seed, position), so they do not depend on what
-    else is being generated.
+    """One growing context. Its tokens are drawn from noise keyed by (seed, position), so they do
+    not depend on other sessions.
 
     Example:
         >>> Session(key="step3/g1/m0#0", seed=9).key
@@ -62,19 +62,21 @@ class Generator(Protocol):
 
     @property
     def policy_version(self) -> int:
-        """Number of updates that the weights in use have seen."""
+        """Number of updates of the weights in use."""
         ...
 
     @property
     def max_context(self) -> int:
-        """The most ids that one session can hold, prompt and completions together."""
+        """Maximum number of ids of one session, prompt and completions together."""
         ...
 
-    async def generate(self, session: Session, new_ids: Sequence[int], sampling: Sampling) -> Completion:
+    async def generate(
+        self, session: Session, new_ids: Sequence[int], sampling: Sampling
+    ) -> Completion:
         """The continuation of everything that the session holds plus `new_ids`.
 
-        The session then holds the completion too (its last token included), so the next call passes only what is
-        new. The first call opens the session.
+        The session then holds the completion too (its last token included), so the next call passes
+        only what is new. The first call opens the session.
 
         Raises:
             ContextOverflowError: fewer than one token of room is left after `new_ids`.
@@ -82,5 +84,5 @@ class Generator(Protocol):
         ...
 
     async def release(self, session: Session) -> None:
-        """Forgets the session and frees its cache. Forgetting an unknown session is no error."""
+        """Removes the session and frees its cache. Does nothing for an unknown session."""
         ...

@@ -1,7 +1,9 @@
+# pyright: reportUnknownMemberType=false
 """HFGenerator: any causal Hugging Face model, in process, many sessions at once.
 
-`requests` knows who waits, `scheduler` decides who runs. A runner runs them: pass by pass over a slot cache (`slots/`),
-or in blocks that stay on the device (`blocks/`). `sampling` draws, `stops` ends a completion.
+`requests` knows who waits, `scheduler` decides who runs. A runner runs them: pass by pass over a
+slot cache (`slots/`), or in blocks that stay on the device (`blocks/`). `sampling` draws, `stops`
+ends a completion.
 """
 
 import asyncio
@@ -27,24 +29,28 @@ from turnwise.types import Completion
 
 
 class HFGenerator:
-    """Generates with a transformers model that lives in this process, continuously batched over slots.
+    """Generates with a transformers model in this process, with continuous batching over slots.
 
-    The model is the caller's own object: nothing is copied, so after an update `weights_updated(version)` is all it
-    takes. Sessions beyond the number of slots wait for one; a session that waits for its environment may lose its
-    slot and is then brought back when it asks again.
+    The model is not copied, so after an update calling `weights_updated(version)` is enough.
+    Sessions beyond the number of slots wait for one; a session that waits for its environment may
+    lose its slot and is then brought back when it asks again.
 
     Args:
         slots: sequences decoded at once.
         max_context: ids that a session can hold. None: what the model can hold.
-        deterministic: passes of fixed shape, so that a session's bits do not depend on the others (see
-            docs/generation.md). None: on for float32 on the CPU.
+        deterministic: passes of fixed shape, so that a session's bits do not depend on the others
+            (see docs/generation.md). None: on for float32 on the CPU.
         prefill_chunk: the longest piece of a prompt that one pass takes.
         prefill_tokens: tokens of one prefill pass, over all its rows.
-        stop_ids: ids that end a completion, besides those that tokenizer, model and chat template name.
-        end_of_turn: False: nothing but `stop_ids` ends a completion, so that all have the same length (benchmarks).
-        engine: "slots" runs one pass at a time, exact on the CPU; "blocks" keeps sampling and stopping on the device
-            and reads tokens a block at a time, for CUDA. "auto": blocks where the model is on CUDA.
-        compile: compile the decode step of the block engine (half a minute, then about twice as fast).
+        stop_ids: ids that end a completion, besides those that tokenizer, model and chat template
+            name.
+        end_of_turn: False: nothing but `stop_ids` ends a completion, so that all have the same
+            length (benchmarks).
+        engine: "slots" runs one pass at a time, exact on the CPU; "blocks" keeps sampling and
+            stopping on the device and reads tokens a block at a time, for CUDA. "auto": blocks
+            where the model is on CUDA.
+        compile: compile the decode step of the block engine (half a minute, then about twice as
+            fast).
         block_steps: most decode steps of one block; long replies take half as many at a time.
 
     Example:
@@ -89,7 +95,9 @@ class HFGenerator:
             exact = weight.device.type == "cpu" and weight.dtype == torch.float32
         self.deterministic = exact
         self._passes: Passes = self._make_passes(model, slots=slots, exact=exact)
-        self._scheduler = Scheduler(slots=slots, chunk=prefill_chunk, prefill_tokens=prefill_tokens, exact=exact)
+        self._scheduler = Scheduler(
+            slots=slots, chunk=prefill_chunk, prefill_tokens=prefill_tokens, exact=exact
+        )
         own = end_ids(tokenizer, model.generation_config) if end_of_turn else frozenset[int]()
         self.stop_ids = own | frozenset(stop_ids)
         self._requests = Requests(self._scheduler, policy_version=policy_version)
@@ -114,7 +122,7 @@ class HFGenerator:
 
     @property
     def stats(self) -> GeneratorStats:
-        """What the generator did since it was made, or since this was last replaced."""
+        """Statistics since the generator was created, or since this was last replaced."""
         return self._requests.stats
 
     @stats.setter
@@ -137,9 +145,13 @@ class HFGenerator:
     @property
     def cache_bytes(self) -> int:
         """Memory that keys and values hold now."""
-        return self._passes.num_bytes + (0 if self._blocks is None else self._blocks.engine.num_bytes)
+        return self._passes.num_bytes + (
+            0 if self._blocks is None else self._blocks.engine.num_bytes
+        )
 
-    async def generate(self, session: Session, new_ids: Sequence[int], sampling: Sampling) -> Completion:
+    async def generate(
+        self, session: Session, new_ids: Sequence[int], sampling: Sampling
+    ) -> Completion:
         future = self.submit(session, new_ids, sampling)
         state = self._requests.sessions[session.key]
         try:
@@ -148,28 +160,34 @@ class HFGenerator:
             self._requests.withdraw(state)
             raise
 
-    def submit(self, session: Session, new_ids: Sequence[int], sampling: Sampling) -> "asyncio.Future[Completion]":
-        """Asks for a completion, inside a running event loop, without waiting for it."""
+    def submit(
+        self, session: Session, new_ids: Sequence[int], sampling: Sampling
+    ) -> "asyncio.Future[Completion]":
+        """Submits a request inside a running event loop, without waiting for its completion."""
         state = self._check(session, new_ids, sampling)
         room = self._max_context - len(state.ids) - len(new_ids)
         if room < 1:
             raise ContextOverflowError(
-                f"a session holds at most {self._max_context} ids, and {len(state.ids)} held plus {len(new_ids)} new "
+                f"a session holds at most {self._max_context} ids, and {len(state.ids)} held plus "
+                f"{len(new_ids)} new "
                 "leave no room for a reply; shorten the prompt or raise max_context"
             )
         stops = self._stops(sampling)
-        loop = asyncio.get_running_loop()  # asked for once: up to Python 3.11 it costs a system call
+        # Asked for once: up to Python 3.11 it costs a system call.
+        loop = asyncio.get_running_loop()
         future: asyncio.Future[Completion] = loop.create_future()
         state.ask(new_ids, sampling=sampling, chunk=self._scheduler.chunk)
         limit = min(room, sampling.max_tokens)
-        self._requests.submit(Request(state=state, future=future, stops=stops, limit=limit, start=len(state.ids)))
+        self._requests.submit(
+            Request(state=state, future=future, stops=stops, limit=limit, start=len(state.ids))
+        )
         if self._driver is None or self._driver.done() or self._driver.get_loop() is not loop:
             self._driver = asyncio.create_task(self._drive())
             self._driver.add_done_callback(_heard)
         return future
 
     def _stops(self, sampling: Sampling) -> StopChecker:
-        """What ends a completion. Kept for the next ones, which are nearly always asked for in the same way."""
+        """The stop conditions of a completion. Cached, because most requests have the same ones."""
         asked = (sampling.stop, sampling.stop_ids)
         if self._checker is None or self._checker[0] != asked:
             ids = self.stop_ids.union(sampling.stop_ids)
@@ -180,7 +198,7 @@ class HFGenerator:
         self._requests.release(session.key)
 
     def weights_updated(self, version: int) -> None:
-        """Notes that the model's weights changed: what open sessions have cached belongs to the old ones.
+        """Call after the model's weights changed. Drops the caches of open sessions.
 
         Raises:
             GeneratorError: a completion is being sampled; it would mix two policies.
@@ -192,7 +210,7 @@ class HFGenerator:
         self._requests.policy_version = version
 
     def free_cache(self) -> None:
-        """Gives the memory of keys and values back, for an update; the next request allocates it again."""
+        """Frees keys and values, for an update; the next request allocates them again."""
         self._requests.refuse_while_busy("free the cache")
         self._requests.evict_all()
         self._passes.free()
@@ -200,24 +218,36 @@ class HFGenerator:
             self._blocks.engine.free()
 
     def _check(self, session: Session, new_ids: Sequence[int], sampling: Sampling) -> SessionState:
-        state = self._requests.sessions.get(session.key) or SessionState(key=session.key, seed=session.seed)
+        state = self._requests.sessions.get(session.key) or SessionState(
+            key=session.key, seed=session.seed
+        )
         if session.key in self._requests.open:
-            raise GeneratorError(f"a session generates once at a time, and {session.key!r} is still waiting")
+            raise GeneratorError(
+                f"a session generates once at a time, and {session.key!r} is still waiting"
+            )
         if state.seed != session.seed:
-            raise GeneratorError(f"open session {session.key!r} has seed {state.seed}, got {session.seed}; release it")
+            raise GeneratorError(
+                f"open session {session.key!r} has seed {state.seed}, got {session.seed}; release "
+                "it"
+            )
         if not state.ids and not new_ids:
-            raise GeneratorError(f"the first call of a session needs ids, and {session.key!r} got none")
+            raise GeneratorError(
+                f"the first call of a session needs ids, and {session.key!r} got none"
+            )
         if new_ids and not 0 <= min(new_ids) <= max(new_ids) < self._vocab_size:
             raise GeneratorError(
-                f"ids must lie in 0..{self._vocab_size - 1}, got {min(new_ids)}..{max(new_ids)} for {session.key!r}; "
+                f"ids must lie in 0..{self._vocab_size - 1}, got {min(new_ids)}..{max(new_ids)} "
+                f"for {session.key!r}; "
                 "does the tokenizer belong to the model?"
             )
         if sampling.max_tokens < 1 or sampling.temperature < 0.0 or not 0.0 < sampling.top_p <= 1.0:
-            raise GeneratorError(f"max_tokens >= 1, temperature >= 0 and 0 < top_p <= 1 are needed, got {sampling}")
+            raise GeneratorError(
+                f"max_tokens >= 1, temperature >= 0 and 0 < top_p <= 1 are needed, got {sampling}"
+            )
         return state
 
     async def _drive(self) -> None:
-        """Runs until nobody waits."""
+        """Runs until no request is open."""
         if self._idle_since is not None:
             self.stats.idle_seconds += time.perf_counter() - self._idle_since
         try:
@@ -231,8 +261,9 @@ class HFGenerator:
             self._idle_since = time.perf_counter()
 
     def _drives(self) -> bool:
-        """Whether the running task is the driver, which it becomes where the other one's event loop stands still: a
-        loop may stop with its last completion while its driver waits for the device, and another may ask meanwhile."""
+        """True if the running task is the driver. It becomes the driver if the previous driver's
+        event loop has stopped: a loop may end with its last completion while its driver waits for
+        the device, and another loop may submit a request."""
         me = asyncio.current_task()
         assert self._driver is not None
         if self._driver is not me and not self._driver.get_loop().is_running():
@@ -244,20 +275,22 @@ class HFGenerator:
         if reason is None:
             return SlotPasses(model, slots=slots, length=self._max_context, exact=exact)
         warnings.warn(
-            f"{type(model).__name__} cannot keep its state in slots ({reason}); every token will run its whole context",
+            f"{type(model).__name__} cannot keep its state in slots ({reason}); every token will "
+            "run its whole context",
             stacklevel=3,
         )
         return RecomputePasses(model)
 
 
 def _heard(driver: "asyncio.Task[None]") -> None:
-    """What ended a driver was told to all who waited for it; nobody awaits the task itself."""
+    """A driver's error was already passed to all waiting requests; nothing awaits the task
+    itself."""
     if not driver.cancelled():
         driver.exception()
 
 
 def _context(model: PreTrainedModel, max_context: int | None) -> int:
-    """The session length to use: the model's own where none is asked for, and never more."""
+    """The session length: the requested one, or the model's limit."""
     own: int | None = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     length = own if max_context is None else max_context
     if length is None:

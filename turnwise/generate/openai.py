@@ -1,7 +1,7 @@
 """A client for OpenAI-compatible chat endpoints, for evaluation: messages in, a message out.
 
-Such a server speaks messages and not tokens, so it cannot implement Generator: what it returns can be scored, never
-trained on. Only the standard library is used.
+Such a server speaks messages and not tokens, so it cannot implement Generator: what it returns can
+be scored, never trained on. Only the standard library is used.
 """
 
 import asyncio
@@ -27,11 +27,13 @@ class ChatClient:
         api_key: sent as a bearer token where given.
         timeout: seconds for one attempt.
         retries: further attempts after a refused connection, a timeout, 429 or 5xx.
-        backoff: seconds before the first retry; doubled for each further one, unless the server names a time.
+        backoff: seconds before the first retry; doubled for each further one, unless the server
+            names a time.
 
     Example:
         >>> client = ChatClient("http://localhost:8000/v1", model="qwen")
-        >>> body = client.body([Message(role="user", content="hi")], Sampling(max_tokens=8, temperature=0.5))
+        >>> body = client.body([Message(role="user", content="hi")],
+        ...     Sampling(max_tokens=8, temperature=0.5))
         >>> body["messages"], body["max_tokens"], body["temperature"]
         ([{'role': 'user', 'content': 'hi'}], 8, 0.5)
     """
@@ -57,7 +59,10 @@ class ChatClient:
         self._backoff = backoff
 
     def body(
-        self, messages: Sequence[Message], sampling: Sampling, tools: Sequence[Mapping[str, Json]] = ()
+        self,
+        messages: Sequence[Message],
+        sampling: Sampling,
+        tools: Sequence[Mapping[str, Json]] = (),
     ) -> dict[str, Json]:
         """The request as JSON.
 
@@ -83,13 +88,17 @@ class ChatClient:
         return body
 
     async def chat(
-        self, messages: Sequence[Message], sampling: Sampling, tools: Sequence[Mapping[str, Json]] = ()
+        self,
+        messages: Sequence[Message],
+        sampling: Sampling,
+        tools: Sequence[Mapping[str, Json]] = (),
     ) -> Message:
         """The model's reply.
 
         Raises:
             ContextOverflowError: the server says that the conversation is too long.
-            GeneratorError: the server refused, failed for good, or answered something else than a chat completion.
+            GeneratorError: the server refused, failed for good, or answered something else than a
+                chat completion.
         """
         body = json.dumps(self.body(messages, sampling, tools)).encode()
         problem = ""
@@ -108,21 +117,34 @@ class ChatClient:
             if attempt < self._retries:
                 pause = self._backoff * 2**attempt * random.uniform(0.75, 1.25)
                 await asyncio.sleep(pause if wait is None else wait)
-        raise GeneratorError(f"{self._where()} did not answer in {self._retries + 1} attempts; the last gave {problem}")
+        raise GeneratorError(
+            f"{self._where()} did not answer in {self._retries + 1} attempts; the last gave "
+            f"{problem}"
+        )
 
     def _where(self) -> str:
         return f"{self._url.scheme}://{self._url.netloc}{self._url.path}"
 
     def _post(self, body: bytes) -> tuple[int, Mapping[str, str], str]:
-        kind = http.client.HTTPSConnection if self._url.scheme == "https" else http.client.HTTPConnection
+        kind = (
+            http.client.HTTPSConnection
+            if self._url.scheme == "https"
+            else http.client.HTTPConnection
+        )
         connection = kind(cast(str, self._url.hostname), self._url.port, timeout=self._timeout)
         headers = {"Content-Type": "application/json"}
         if self._api_key is not None:
             headers["Authorization"] = f"Bearer {self._api_key}"
         try:
-            connection.request("POST", f"{self._url.path.rstrip('/')}/chat/completions", body=body, headers=headers)
+            connection.request(
+                "POST", f"{self._url.path.rstrip('/')}/chat/completions", body=body, headers=headers
+            )
             response = connection.getresponse()
-            return response.status, dict(response.getheaders()), response.read().decode("utf-8", errors="replace")
+            return (
+                response.status,
+                dict(response.getheaders()),
+                response.read().decode("utf-8", errors="replace"),
+            )
         finally:
             connection.close()
 
@@ -131,7 +153,9 @@ class ChatClient:
             message = json.loads(text)["choices"][0]["message"]
             return Message.from_json({**message, "role": "assistant"})
         except (ValueError, KeyError, IndexError, TypeError) as error:
-            raise GeneratorError(f"{self._where()} answered no chat completion: {text[:300]}") from error
+            raise GeneratorError(
+                f"{self._where()} answered no chat completion: {text[:300]}"
+            ) from error
 
 
 def _retry_after(headers: Mapping[str, str]) -> float | None:

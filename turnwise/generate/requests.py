@@ -1,4 +1,4 @@
-"""The open sessions of an in-process generator, and the calls of generate that are not answered yet."""
+"""Open sessions and pending requests of an in-process generator."""
 
 import asyncio
 from collections import deque
@@ -14,20 +14,21 @@ from turnwise.types import Completion
 
 @dataclass(kw_only=True, slots=True)
 class GeneratorStats:
-    """What a generator did since it was made, or since its stats were last replaced."""
+    """Statistics of a generator since it was created, or since they were last replaced."""
 
     prefilled_tokens: int = 0
-    """Given ids that ran through the model, those of evicted sessions again included."""
+    """Prompt ids that ran through the model, repetitions after an eviction included."""
     shared_tokens: int = 0
-    """Given ids whose keys and values a session that began alike had computed."""
+    """Prompt ids whose keys and values were reused from a session with the same prefix."""
     replayed_tokens: int = 0
     """Ids that ran through the model once more because their session had lost its slot."""
     decoded_tokens: int = 0
-    """Sampled ids that were returned or are on their way."""
+    """Sampled ids."""
     prefill_steps: int = 0
     decode_steps: int = 0
     decode_rows: int = 0
-    """Sessions that took part in decode steps, summed: divided by steps and slots it is the occupancy."""
+    """Sessions that took part in decode steps, summed: divided by steps and slots it is the
+    occupancy."""
     evictions: int = 0
     completions: int = 0
     failures: int = 0
@@ -40,7 +41,7 @@ class GeneratorStats:
 
 @dataclass(kw_only=True, slots=True)
 class Request:
-    """One call of generate that is not answered yet."""
+    """A pending call of generate."""
 
     state: SessionState
     future: "asyncio.Future[Completion]"
@@ -52,7 +53,7 @@ class Request:
 
 
 class Requests:
-    """Who waits for what. Whatever becomes of a request, its session is left in a state that it can go on from."""
+    """Sessions and their pending requests. However a request ends, its session stays usable."""
 
     def __init__(self, scheduler: Scheduler, *, policy_version: int) -> None:
         self.scheduler = scheduler
@@ -61,9 +62,10 @@ class Requests:
         self.sessions: dict[str, SessionState] = {}
         self.open: dict[str, Request] = {}
         self.answers: deque[tuple[asyncio.Future[Completion], Completion]] = deque()
-        """Completions that are ready to be handed out."""
+        """Completions that are ready to be returned."""
         self.leave: Callable[[Request], None] = lambda request: None
-        """Told of every request that ends, in whatever way, while its session still has its slot."""
+        """Called for every request that ends, for any reason, while its session still has its
+        slot."""
 
     def submit(self, request: Request) -> None:
         state = request.state
@@ -85,14 +87,15 @@ class Requests:
         self.answers.append((request.future, completion))
 
     def hand_out(self, most: int | None = None) -> None:
-        """Gives those who wait for them up to so many completions, oldest first."""
+        """Returns up to `count` completions to their callers, oldest first."""
         for _ in range(len(self.answers) if most is None else min(most, len(self.answers))):
             future, completion = self.answers.popleft()
             if not future.done():
                 future.set_result(completion)
 
     def fail(self, request: Request, error: GeneratorError) -> None:
-        """Answers with an error. The session holds what it held before the call, and nothing is cached."""
+        """Answers with an error. The session holds what it held before the call, and nothing is
+        cached."""
         self.stats.failures += 1
         self._undo(request.state)
         self._close(request)
@@ -105,7 +108,7 @@ class Requests:
             self.fail(request, error)
 
     def withdraw(self, state: SessionState) -> None:
-        """The caller of generate went away: the session is as it was before the call."""
+        """The caller of generate was cancelled: restores the session's state before the call."""
         self._undo(state)
         request = self.open.get(state.key)
         if request is not None and request.state is state:
@@ -114,13 +117,15 @@ class Requests:
             self.scheduler.evict(state)
 
     def release(self, key: str) -> None:
-        """Forgets a session. A request of it that is still open fails."""
+        """Removes a session. Its pending request fails."""
         state = self.sessions.pop(key, None)
         if state is None:
             return
         request = self.open.get(key)
         if request is not None:
-            self.fail(request, GeneratorError(f"session {key!r} was released while it was generating"))
+            self.fail(
+                request, GeneratorError(f"session {key!r} was released while it was generating")
+            )
         self.scheduler.evict(state)
 
     def evict_all(self) -> None:
@@ -130,7 +135,8 @@ class Requests:
     def refuse_while_busy(self, what: str) -> None:
         if self.open:
             raise GeneratorError(
-                f"cannot {what} while sessions {sorted(self.open)[:4]} are generating; wait for them first"
+                f"cannot {what} while sessions {sorted(self.open)[:4]} are generating; wait for "
+                "them first"
             )
 
     def _close(self, request: Request) -> None:
@@ -145,7 +151,7 @@ class Requests:
 
 
 class Runner(Protocol):
-    """Runs what the scheduler has to run."""
+    """Runs the scheduled requests."""
 
     @property
     def busy(self) -> bool:
@@ -153,10 +159,10 @@ class Runner(Protocol):
         ...
 
     async def run(self) -> None:
-        """Takes everything one step further, and lets every other task have its turn."""
+        """Makes one step, and yields to other tasks."""
         ...
 
 
 def not_finite(state: SessionState) -> GeneratorError:
-    """What the caller of generate is told where a log-prob is not a number."""
+    """The error for a log-prob that is not finite."""
     return GeneratorError(f"the model's logits for {state.key!r} are not finite; check its weights")

@@ -1,8 +1,9 @@
-"""Who runs next: sessions, slots and the order of work. Plain Python: no tensors, no clock, no model.
+"""Who runs next: sessions, slots and the order of work. Plain Python: no tensors, no clock, no
+model.
 
-A session's ids enter its slot in *spans*: a span of given ids is prefilled as one chunk, a span of sampled ids is
-decoded id by id. The spans are remembered, so that a session whose slot was taken can be brought back by the same
-passes of the same shapes, which is what makes its bits the same.
+A session's ids enter its slot in *spans*: a span of given ids is prefilled as one chunk, a span of
+sampled ids is decoded id by id. The spans are remembered, so that a session whose slot was taken
+can be brought back by the same passes of the same shapes, which is what makes its bits the same.
 """
 
 import heapq
@@ -74,7 +75,8 @@ class SessionState:
         self.logprobs = []
 
     def advance(self) -> bool:
-        """Notes that the next span (or id of it) ran. True where the model's output is a token to sample."""
+        """Notes that the next span (or id of it) ran. True where the model's output is a token to
+        sample."""
         span = self.spans[self.at]
         self.cached = self.cached + 1 if span.decode else span.end
         if self.cached == span.end:
@@ -102,7 +104,8 @@ class SessionState:
         self.at = min(self.at, len(self.spans))
 
     def drop_cache(self, *, rechunk: int | None = None) -> None:
-        """Starts over: nothing is cached. `rechunk`: forget how the ids came in, and prefill them in such chunks."""
+        """Starts over: nothing is cached. `rechunk`: forget how the ids came in, and prefill them
+        in such chunks."""
         if rechunk is not None:
             self.spans = chunks(0, self.covered, chunk=rechunk)
         self.slot, self.cached, self.at = None, 0, 0
@@ -115,7 +118,9 @@ def chunks(start: int, end: int, *, chunk: int) -> list[Span]:
         >>> [(span.start, span.end) for span in chunks(5, 14, chunk=4)]
         [(5, 9), (9, 13), (13, 14)]
     """
-    return [Span(start=at, end=min(at + chunk, end), decode=False) for at in range(start, end, chunk)]
+    return [
+        Span(start=at, end=min(at + chunk, end), decode=False) for at in range(start, end, chunk)
+    ]
 
 
 def bucket(size: int, *, smallest: int = 16) -> int:
@@ -129,7 +134,8 @@ def bucket(size: int, *, smallest: int = 16) -> int:
 
 
 class Scheduler:
-    """Gives slots to sessions, first come first served, and takes them from idle ones, least recently used first.
+    """Gives slots to sessions, first come first served, and takes them from idle ones, least
+    recently used first.
 
     Example: one slot, two sessions
 
@@ -162,16 +168,19 @@ class Scheduler:
 
     @property
     def expecting(self) -> bool:
-        """Whether another request could begin at once: a slot is free, or its session's environment is at work."""
+        """Whether another request could begin at once: a slot is free, or its session's environment
+        is at work."""
         return bool(self._idle or self._free)
 
     def take_begun(self) -> list[SessionState]:
-        """The running sessions that were given their slots for a request since this was last asked."""
+        """The running sessions that were given their slots for a request since this was last
+        asked."""
         begun, self._begun = self._begun, {}
         return list(begun.values())
 
     def prefill_rows(self, size: int) -> int:
-        """Rows of one prefill pass in this bucket: the pass has about the same number of tokens in every bucket."""
+        """Rows of one prefill pass in this bucket: the pass has about the same number of tokens in
+        every bucket."""
         return max(1, self._prefill_tokens // size)
 
     def submit(self, state: SessionState) -> None:
@@ -198,10 +207,11 @@ class Scheduler:
         self._running[state.key] = self._begun[state.key] = state
 
     def next_prefill(self) -> tuple[list[SessionState], int]:
-        """The sessions of the next prefill pass and its bucket: the first in line decides the bucket. May be none.
+        """The sessions of the next prefill pass and its bucket: the first in line decides the
+        bucket. May be none.
 
-        A pass costs the same with one row as with all, so a batch that is not full waits up to PATIENCE decode
-        passes for others, as long as more sessions decode than wait.
+        A pass costs the same with one row as with all, so a batch that is not full waits up to
+        PATIENCE decode passes for others, as long as more sessions decode than wait.
         """
         waiting = [state for state in self._running.values() if state.prefilling]
         if not waiting:

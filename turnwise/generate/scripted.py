@@ -18,16 +18,20 @@ class Encoder(Protocol):
 
 
 class ScriptedGenerator:
-    """Implements Generator by calling a function. Nothing is random, and misuse is an error at once.
+    """Implements Generator by calling a function. Nothing is random, and misuse is an error at
+    once.
 
-    Beyond what the protocol asks, it refuses a session whose seed changed, two calls at once on one session, an
-    empty opening prompt and ids that are negative. `open_sessions` shows what was never released.
+    Beyond what the protocol asks, it refuses a session whose seed changed, two calls at once on one
+    session, an empty opening prompt and ids that are negative. `open_sessions` shows what was never
+    released.
 
     Args:
-        script: what to say. Text is encoded with `tokenizer`, and `end_id` is added to it where given.
+        script: what to say. Text is encoded with `tokenizer`, and `end_id` is added to it where
+            given.
         latency: seconds before an answer, or a function of (session, call index).
         fail: an exception to raise for (session, call index), or None.
-        logprob: the log-prob of every token, or a function of (session, position of the token in the session).
+        logprob: the log-prob of every token, or a function of (session, position of the token in
+            the session).
 
     Example:
         >>> generator = ScriptedGenerator(lambda session, ids, call: [7, 2], end_id=2)
@@ -82,13 +86,16 @@ class ScriptedGenerator:
         """Completions from now on carry this policy version."""
         self.policy_version = version
 
-    async def generate(self, session: Session, new_ids: Sequence[int], sampling: Sampling) -> Completion:
+    async def generate(
+        self, session: Session, new_ids: Sequence[int], sampling: Sampling
+    ) -> Completion:
         self._check(session, new_ids, sampling)
         held = [*self._ids.get(session.key, ()), *new_ids]
         room = self._max_context - len(held)
         if room < 1:
             raise ContextOverflowError(
-                f"a session holds at most {self._max_context} ids, and {len(held)} leave no room for a reply; "
+                f"a session holds at most {self._max_context} ids, and {len(held)} leave no room "
+                "for a reply; "
                 "shorten the prompt or raise max_context"
             )
         call = self._calls.get(session.key, 0)
@@ -97,12 +104,18 @@ class ScriptedGenerator:
         self.num_calls += 1
         self._busy.add(session.key)
         try:
-            latency = self._latency if isinstance(self._latency, float | int) else self._latency(session, call)
+            latency = (
+                self._latency
+                if isinstance(self._latency, float | int)
+                else self._latency(session, call)
+            )
             await asyncio.sleep(latency)
             error = self._fail(session, call) if self._fail else None
             if error is not None:
                 raise error
-            completion = self._complete(session, held, call=call, limit=min(room, sampling.max_tokens))
+            completion = self._complete(
+                session, held, call=call, limit=min(room, sampling.max_tokens)
+            )
         finally:
             self._busy.discard(session.key)
         held.extend(completion.ids)
@@ -116,14 +129,19 @@ class ScriptedGenerator:
 
     def _check(self, session: Session, new_ids: Sequence[int], sampling: Sampling) -> None:
         if session.key in self._busy:
-            raise GeneratorError(f"a session generates once at a time, and {session.key!r} is still waiting")
+            raise GeneratorError(
+                f"a session generates once at a time, and {session.key!r} is still waiting"
+            )
         if self._seeds.get(session.key, session.seed) != session.seed:
             raise GeneratorError(
-                f"open session {session.key!r} has seed {self._seeds[session.key]}, got {session.seed}; "
+                f"open session {session.key!r} has seed {self._seeds[session.key]}, got "
+                f"{session.seed}; "
                 "release it first, or use another key"
             )
         if session.key not in self._ids and not new_ids:
-            raise GeneratorError(f"the first call of a session needs ids, and {session.key!r} got none")
+            raise GeneratorError(
+                f"the first call of a session needs ids, and {session.key!r} got none"
+            )
         if any(token < 0 for token in new_ids):
             raise GeneratorError(f"ids are not negative, got {list(new_ids)} for {session.key!r}")
         if sampling.max_tokens < 1:
@@ -133,15 +151,21 @@ class ScriptedGenerator:
         said = self._script(session, tuple(held), call)
         if isinstance(said, str):
             if self._tokenizer is None:
-                raise GeneratorError("a script that returns text needs a tokenizer; pass ScriptedGenerator(tokenizer=)")
+                raise GeneratorError(
+                    "a script that returns text needs a tokenizer; pass "
+                    "ScriptedGenerator(tokenizer=)"
+                )
             said = self._tokenizer.encode(said, add_special_tokens=False)
             said = said if self._end_id is None else [*said, self._end_id]
         if not said:
-            raise GeneratorError(f"a completion is never empty, but the script said nothing to {session.key!r}")
+            raise GeneratorError(
+                f"a completion is never empty, but the script said nothing to {session.key!r}"
+            )
         ids = tuple(said[:limit])
         logprob = self._logprob
         values = (
-            logprob if isinstance(logprob, float | int) else logprob(session, len(held) + i) for i in range(len(ids))
+            logprob if isinstance(logprob, float | int) else logprob(session, len(held) + i)
+            for i in range(len(ids))
         )
         return Completion(
             ids=ids,

@@ -1,17 +1,27 @@
-"""When a completion is over: stop ids and stop strings."""
+# pyright: reportUnknownArgumentType=false
+"""Stop conditions: stop ids and stop strings."""
 
 from collections.abc import Sequence
 from typing import Any
 
-END_OF_TURN = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<end_of_turn>", "<turn|>", "<|end|>", "<|END_OF_TURN_TOKEN|>")
+END_OF_TURN = (
+    "<|im_end|>",
+    "<|eot_id|>",
+    "<|eom_id|>",
+    "<end_of_turn>",
+    "<turn|>",
+    "<|end|>",
+    "<|END_OF_TURN_TOKEN|>",
+)
 """Tokens by which known chat templates end a message."""
 
 
 def end_ids(tokenizer: Any, generation_config: Any) -> frozenset[int]:
-    """Ids that end a reply: the tokenizer's and the model's end of sequence, and the template's end of turn.
+    """Ids that end a reply: the tokenizer's and the model's end of sequence, and the template's end
+    of turn.
 
-    Base checkpoints name only <|endoftext|> as their end, while their template ends a message with another token;
-    a model trained with that template would talk past it.
+    Base checkpoints name only <|endoftext|> as their end, while their template ends a message with
+    another token; a model trained with that template would continue past it.
 
     Example:
         >>> from turnwise.testing.tiny import tiny_tokenizer
@@ -19,29 +29,37 @@ def end_ids(tokenizer: Any, generation_config: Any) -> frozenset[int]:
         [258]
     """
     found: set[int] = set()
-    named = [tokenizer.eos_token_id, None if generation_config is None else generation_config.eos_token_id]
+    named = [
+        tokenizer.eos_token_id,
+        None if generation_config is None else generation_config.eos_token_id,
+    ]
     for value in named:
         found.update(value if isinstance(value, list | tuple) else [] if value is None else [value])
     template = str(tokenizer.chat_template or "")
     vocabulary = tokenizer.get_vocab()
-    found.update(vocabulary[token] for token in END_OF_TURN if token in template and token in vocabulary)
+    found.update(
+        vocabulary[token] for token in END_OF_TURN if token in template and token in vocabulary
+    )
     return frozenset(found)
 
 
 class StopChecker:
-    """Says after each token whether the completion ends there.
+    """Checks after each token whether the completion ends.
 
-    A stop string is looked for in the text of the last tokens only, as many as could hold it: a token has at least
-    one byte and a character at most four, so the cost of a token does not grow with the completion. Where the last
-    character of every stop string is a single byte that no decoder strips, only a token that has it is looked at.
+    A stop string is looked for in the text of the last tokens only, as many as could hold it: a
+    token has at least one byte and a character at most four, so the cost of a token does not grow
+    with the completion. Where the last character of every stop string is a single byte that no
+    decoder strips, only a token that has it is looked at.
 
     Example:
         >>> from turnwise.testing.tiny import tiny_tokenizer
         >>> tokenizer = tiny_tokenizer()
         >>> stops = StopChecker(tokenizer, ids=frozenset({258}), strings=("</answer>",))
         >>> said = tokenizer.encode("<answer>up</answer>")
-        >>> [n for n in range(1, len(said) + 1) if stops.reached(said[:n])], stops.reached([65, 258])
-        ([19], True)
+        >>> [n for n in range(1, len(said) + 1) if stops.reached(said[:n])]
+        [19]
+        >>> stops.reached([65, 258])
+        True
     """
 
     def __init__(self, tokenizer: Any, *, ids: frozenset[int], strings: Sequence[str] = ()) -> None:
@@ -56,7 +74,7 @@ class StopChecker:
         self._may_end: dict[int, bool] = {}
 
     def reached(self, completion: Sequence[int]) -> bool:
-        """True where the completion's last token ends it."""
+        """True if the completion's last token ends it."""
         last = completion[-1]
         if last in self._ids:
             return True
@@ -66,9 +84,15 @@ class StopChecker:
         return any(string in text for string in self._strings)
 
     def _can_end(self, token: int) -> bool:
-        """Whether a stop string can be complete with this token and not before."""
+        """True if this token can complete a stop string."""
         known = self._may_end.get(token)
         if known is None:
-            text = "" if self._ends is None else self._tokenizer.decode([token], skip_special_tokens=False)
-            known = self._may_end[token] = self._ends is None or any(end in text for end in self._ends)
+            text = (
+                ""
+                if self._ends is None
+                else self._tokenizer.decode([token], skip_special_tokens=False)
+            )
+            known = self._may_end[token] = self._ends is None or any(
+                end in text for end in self._ends
+            )
         return known

@@ -1,1 +1,2 @@
-"""turnwise inside other projects, and their environments inside turnwise. The core imports nothing from here."""
+"""turnwise inside other projects, and their environments inside turnwise. The core imports nothing
+from here."""

@@ -1,3 +1,3 @@
-"""Where environments run: in this process, in threads, or in worker processes that can be killed. No rules of any
-environment live here, and nothing that decides which episode is played (rollout/).
+"""Where environments run: in this process, in threads, or in worker processes that can be killed.
+Contains no environment rules, and does not decide which episodes are played (rollout/).
 """

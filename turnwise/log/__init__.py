@@ -1,1 +1,2 @@
-"""What a run leaves behind and shows: run directory, metrics, console, report, trackers, doctor. Decides nothing."""
+"""Output of a run: run directory, metrics, console, report, trackers, doctor. Takes no training
+decisions."""

@@ -1,4 +1,5 @@
-"""Experiment trackers as sinks. Each is imported when used; one that is not installed is an error before the run."""
+"""Experiment trackers as sinks. Each is imported when used; one that is not installed is an error
+before the run."""
 
 import importlib
 import os
@@ -43,7 +44,7 @@ def _load(name: str) -> Any:
 
 
 class _Tracker:
-    """What trackers share: they log the numbers of steps and evaluations."""
+    """Base class of trackers: logs the metrics of steps and evaluations."""
 
     def __init__(self, module: Any) -> None:
         self.module = module
@@ -53,10 +54,18 @@ class _Tracker:
             case RunStarted():
                 self.start(event.path, event.config, event.first_step)
             case StepDone():
-                self.log(event.step, {name: value for name, value in event.metrics.items() if value == value})
+                self.log(
+                    event.step,
+                    {name: value for name, value in event.metrics.items() if value == value},
+                )
             case Evaluated():
-                low_mean_high = {"reward": event.reward, **({"success": event.success} if event.success else {})}
-                self.log(event.step, {f"eval/{name}": value[1] for name, value in low_mean_high.items()})
+                low_mean_high = {
+                    "reward": event.reward,
+                    **({"success": event.success} if event.success else {}),
+                }
+                self.log(
+                    event.step, {f"eval/{name}": value[1] for name, value in low_mean_high.items()}
+                )
             case _:
                 pass
 
@@ -76,7 +85,9 @@ class TensorBoard(_Tracker):
     writer: Any = None
 
     def start(self, path: Path, config: Config, first_step: int) -> None:
-        self.writer = self.module.SummaryWriter(str(path / "tensorboard"), purge_step=first_step or None)
+        self.writer = self.module.SummaryWriter(
+            str(path / "tensorboard"), purge_step=first_step or None
+        )
         self.writer.add_text("config", f"```json\n{config.model_dump_json(indent=1)}\n```")
 
     def log(self, step: int, numbers: Mapping[str, float]) -> None:
@@ -89,7 +100,8 @@ class TensorBoard(_Tracker):
 
 
 class Wandb(_Tracker):
-    """Weights & Biases. Offline, under RUN/wandb, unless WANDB_API_KEY or WANDB_MODE is set (`wandb sync` uploads)."""
+    """Weights & Biases. Offline, under RUN/wandb, unless WANDB_API_KEY or WANDB_MODE is set (`wandb
+    sync` uploads)."""
 
     run: Any = None
 
@@ -115,7 +127,8 @@ class Wandb(_Tracker):
 
 
 class MLflow(_Tracker):
-    """MLflow, at MLFLOW_TRACKING_URI, else in `mlflow.db` beside the run directories (view it with `mlflow ui`)."""
+    """MLflow, at MLFLOW_TRACKING_URI, else in `mlflow.db` beside the run directories (view it with
+    `mlflow ui`)."""
 
     active = False
 
@@ -145,7 +158,9 @@ class Trackio(_Tracker):
 
     def start(self, path: Path, config: Config, first_step: int) -> None:
         resume = "allow" if first_step else "never"
-        self.module.init(project="turnwise", name=path.name, config=config.model_dump(mode="json"), resume=resume)
+        self.module.init(
+            project="turnwise", name=path.name, config=config.model_dump(mode="json"), resume=resume
+        )
         self.active = True
 
     def log(self, step: int, numbers: Mapping[str, float]) -> None:

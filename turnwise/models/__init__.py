@@ -1,1 +1,2 @@
-"""The networks: policy, critic, scoring, packing, attention, memory. Nothing here plays or updates."""
+"""The networks: policy, critic, scoring, packing, attention, memory. Episodes are played in
+rollout/ and updates made in train/."""

@@ -1,4 +1,5 @@
-"""Routing a model's attention to another function for a while, and which models let one do that."""
+# pyright: reportUnknownMemberType=false
+"""Temporarily replaces a model's attention function, and says which models allow it."""
 
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
@@ -11,19 +12,23 @@ _KNOWN_LAYERS = {"full_attention", "sliding_attention"}
 
 
 def attention_configs(*modules: nn.Module | None) -> list[Any]:
-    """The configs that decide which attention function the modules' transformers models call, each once."""
+    """The distinct configs that select the attention function of the modules' transformers
+    models."""
     found: list[Any] = []
     for module in modules:
         for inner in module.modules() if module is not None else ():
-            if isinstance(inner, PreTrainedModel) and not any(inner.config is known for known in found):
+            if isinstance(inner, PreTrainedModel) and not any(
+                inner.config is known for known in found
+            ):
                 found.append(inner.config)
     return found
 
 
 @contextmanager
 def routed(configs: Sequence[Any], name: str) -> Generator[None]:
-    """The models with these configs call the attention function registered as `name`, and afterwards their own again:
-    sampler and trainer use the same modules, each with its own attention.
+    """Within the context, models with these configs call the attention function registered as
+    `name`; afterwards their previous one. Sampler and trainer share modules and need different
+    attention.
 
     Example:
         >>> from turnwise.testing.tiny import tiny_model
@@ -45,12 +50,13 @@ def routed(configs: Sequence[Any], name: str) -> Generator[None]:
 
 
 def inner_model(model: nn.Module) -> PreTrainedModel | None:
-    """The transformers model in a module, itself or what a wrapper holds."""
+    """The transformers model in a module: the module itself, or the model that it wraps."""
     return next((module for module in model.modules() if isinstance(module, PreTrainedModel)), None)
 
 
 def unroutable(model: nn.Module) -> str | None:
-    """Why this model's attention cannot be replaced, as far as its class and config say; None where it can."""
+    """The reason why this model's attention cannot be replaced, from its class and config; None if
+    it can."""
     inner = inner_model(model)
     if inner is None:
         return "it is not a transformers model"

@@ -1,8 +1,9 @@
-"""Decoder layers, compiled for scoring and for the update.
+# pyright: reportUnknownMemberType=false
+"""Compiled decoder layers for scoring and for the update.
 
-A layer of a small model is dozens of passes over its activations that each do next to nothing. Compiled, norms,
-rotations, activations and residuals melt into a few; all layers share the same code, so it is compiled once per kind
-of pass. Attention over packed rows is one kernel in the middle of a compiled layer.
+A layer of a small model launches dozens of small kernels. Compilation fuses norms, rotations,
+activations and residuals into a few. All layers share the same code, so each kind of pass is
+compiled once. Attention over packed rows stays one kernel inside a compiled layer.
 """
 
 from collections.abc import Generator
@@ -14,10 +15,9 @@ from torch import nn
 
 
 class CompiledLayers:
-    """The decoder layers of some networks, which run compiled inside `on()` and as they are elsewhere: the generator
-    samples with the same modules in between.
-
-    What the compiler cannot do runs uncompiled, with torch's own warning.
+    """Decoder layers that run compiled inside `on()` and uncompiled elsewhere, because the
+    generator samples with the same modules. What torch cannot compile runs uncompiled, with torch's
+    own warning.
     """
 
     def __init__(self, *modules: nn.Module | None) -> None:
@@ -32,7 +32,7 @@ class CompiledLayers:
 
     @contextmanager
     def on(self) -> Generator[None]:
-        """Passes in here are compiled, backward passes included."""
+        """Forward and backward passes in this context are compiled."""
         import torch._dynamo as dynamo
 
         for layer, call in zip(self._layers, self._calls, strict=True):

@@ -1,3 +1,4 @@
+# pyright: reportUnknownMemberType=false
 """Float32 weights behind parameters of a lower precision."""
 
 from collections.abc import Generator, Iterable
@@ -8,12 +9,12 @@ from torch import Tensor, nn
 
 
 class Masters:
-    """The float32 weights behind parameters of a lower precision, which are cast to it here, in place.
+    """Float32 master weights of low-precision parameters. The parameters are cast in place.
 
-    The networks run, and the generator samples, with the low-precision parameters themselves. What the optimizer
-    clips and steps are the masters: a low-precision gradient is added to its master's float32 gradient as soon as it
-    is whole, and freed. `publish` writes the masters into the parameters, so that no other copy of the weights has
-    to follow. Parameters that are float32 already, and stay so, are their own masters.
+    Forward passes and sampling use the low-precision parameters. The optimizer clips and steps the
+    masters: each low-precision gradient is added to its master's float32 gradient once it is
+    complete, then freed. `publish` copies the masters into the parameters, so there is no further
+    copy to update. Parameters that stay float32 are their own masters.
 
     Example:
         >>> weight = nn.Parameter(torch.tensor([1.0 + 2**-12]))
@@ -40,16 +41,17 @@ class Masters:
 
     @torch.no_grad()
     def publish(self) -> None:
-        """Writes the masters into the parameters, in place: whoever holds those sees the new weights."""
+        """Copies the masters into the parameters in place, so that all users of the parameters see
+        the new weights."""
         if self._masters:
             copy = torch._foreach_copy_  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]
             copy(list(self._masters), list(self._masters.values()))
 
     @contextmanager
     def in_place(self) -> Generator[None]:
-        """The parameters are their float32 masters, to be saved or loaded; afterwards what they came to is published.
-
-        The low-precision storage stays where it was: captured graphs hold on to its address.
+        """Within the context, parameters hold their float32 masters, for saving or loading; at its
+        end they are published. The low-precision storage keeps its address, which captured graphs
+        depend on.
         """
         low = {parameter: parameter.data for parameter in self._masters}
         for parameter, master in self._masters.items():

@@ -1,8 +1,12 @@
-"""Padding-free passes: a micro-batch as one row of real tokens, with attention that stays within the original rows.
+# pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false
+# pyright: reportUnknownVariableType=false
+"""Padding-free passes: a micro-batch becomes one row of real tokens, and attention stays within the
+original rows.
 
-`RowLayout` says where a batch's tokens are, worked out once, so that no pass has to wait for the device to find out.
-`packed_attention` is what transformers calls in every layer while `packed_passes` is on. Which models can be packed
-is read from their config and then tried (`unpackable`); the others keep the padded path, which gives the same numbers.
+`RowLayout` holds the positions of a batch's tokens. It is computed once, so that passes do not
+synchronize with the device. transformers calls `packed_attention` in every layer inside
+`packed_passes`. `unpackable` checks a model's config and then tries it; models that cannot be
+packed use the padded path, which gives the same results.
 """
 
 import heapq
@@ -76,7 +80,8 @@ class Packed:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RowLayout:
-    """Where the tokens of a batch are. Made before a pass: finding out makes the host wait for the device."""
+    """Positions of a batch's tokens. Computed before a pass, because it synchronizes with the
+    device."""
 
     rows: Tensor  # [R] int64: row of each response token
     columns: Tensor  # [R] int64: its column
@@ -92,11 +97,14 @@ class RowLayout:
         """
         rows, columns = batch.response_mask.nonzero(as_tuple=True)
         if bool((columns == 0).any()):
-            raise ValueError("a response cannot be the first token of a row: there is no state it was chosen from")
+            raise ValueError(
+                "a response cannot be the first token of a row: there is no state it was chosen "
+                "from"
+            )
         return cls(rows=rows, columns=columns, packed=Packed.of(batch) if packed else None)
 
     def states_before(self, hidden: Tensor) -> Tensor:  # [R, H]
-        """The hidden states from which the response tokens were chosen: each the one before its token.
+        """The hidden states that predict the response tokens: for each token, the state before it.
 
         `hidden` is [1, N, H] where the layout is packed, else [B, T, H].
         """
@@ -106,16 +114,21 @@ class RowLayout:
 
 
 def packed_chunks(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
-    """Row numbers in chunks of at most `max_tokens` real tokens; a row that is longer than that is alone in its own.
+    """Row numbers in chunks of at most `max_tokens` real tokens; a row that is longer than that is
+    alone in its own.
 
-    The longest rows are placed first, each where there is most room, so chunks come out nearly equal.
+    The longest rows are placed first, each into the emptiest chunk, so that chunks are nearly
+    equal.
 
     Example:
         >>> packed_chunks([5, 1, 4, 2], 6)
         [[0, 1], [2, 3]]
     """
     alone = [[row] for row, length in enumerate(lengths) if length > max_tokens]
-    order = sorted((row for row, length in enumerate(lengths) if length <= max_tokens), key=lambda row: -lengths[row])
+    order = sorted(
+        (row for row, length in enumerate(lengths) if length <= max_tokens),
+        key=lambda row: -lengths[row],
+    )
     count = -(-sum(lengths[row] for row in order) // max_tokens)
     while True:
         room = [(0, number) for number in range(count)]
@@ -148,11 +161,18 @@ def packed_attention(
 ) -> tuple[Tensor, None]:
     """Causal attention within the packed rows: ([1, N, H, D], no weights)."""
     if cu_seq_lens_q is None or max_length_q is None:
-        raise ValueError("a packed pass needs cu_seq_lens_q and max_length_q, and this model did not hand them on")
+        raise ValueError(
+            "a packed pass needs cu_seq_lens_q and max_length_q, and this model did not hand them "
+            "on"
+        )
     if softcap is not None or dropout or kwargs.get("s_aux") is not None:
-        raise ValueError("packed attention has no softcap, dropout or sinks; set train.packing to false")
+        raise ValueError(
+            "packed attention has no softcap, dropout or sinks; set train.packing to false"
+        )
     if sliding_window is not None and max_length_q > sliding_window:
-        raise ValueError(f"a row of {max_length_q} tokens is longer than the window of {sliding_window}")
+        raise ValueError(
+            f"a row of {max_length_q} tokens is longer than the window of {sliding_window}"
+        )
     if has_kernel(query.device, query.dtype):
         out = _flash(query, key, value, cu_seq_lens_q, max_length_q, scaling)
     else:
@@ -164,12 +184,19 @@ AttentionInterface.register(ATTENTION, packed_attention)
 
 
 def has_kernel(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether packed rows are attended to by one kernel; elsewhere each row is attended to by itself."""
-    return device.type == "cuda" and dtype in (torch.bfloat16, torch.float16) and _KERNEL is not None
+    """True if one kernel attends to all packed rows; otherwise rows are attended to one by one."""
+    return (
+        device.type == "cuda" and dtype in (torch.bfloat16, torch.float16) and _KERNEL is not None
+    )
 
 
 def _flash(
-    query: Tensor, key: Tensor, value: Tensor, boundaries: Tensor, longest: int, scaling: float | None
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    boundaries: Tensor,
+    longest: int,
+    scaling: float | None,
 ) -> Tensor:  # [N, H, D]
     assert _KERNEL is not None
     settings = _KERNEL.settings
@@ -181,7 +208,7 @@ def _flash(
         settings = {**settings, "scale": scaling}
     elif scaling is not None:
         query = query * (scaling * query.shape[2] ** 0.5)
-    if torch.compiler.is_compiling():  # a compiled layer writes them like this, and reads the result as if they were
+    if torch.compiler.is_compiling():  # compiled layers write and read this memory layout
         query, key, value = query.contiguous(), key.contiguous(), value.contiguous()
     return _KERNEL.attend(query, key, value, boundaries, boundaries, longest, longest, **settings)
 
@@ -193,7 +220,7 @@ class Kernel:
     attend: Callable[..., Tensor]
     settings: dict[str, Any]
     scales: bool
-    """It can be told the scale of the logits."""
+    """It has a parameter for the scale of the logits."""
 
     @classmethod
     def of(cls, attend: Callable[..., Tensor], names: frozenset[str]) -> "Kernel":
@@ -202,13 +229,18 @@ class Kernel:
 
 
 def varlen_settings(names: frozenset[str]) -> dict[str, Any]:
-    """How this torch's `varlen_attn` is told to be causal and to share keys among grouped heads, by its parameters.
+    """Keyword arguments that make this torch's `varlen_attn` causal with grouped-query heads, found
+    from its signature.
 
     Example:
-        >>> varlen_settings(frozenset({"is_causal"})), varlen_settings(frozenset({"window_size", "enable_gqa"}))
-        ({'is_causal': True}, {'window_size': (-1, 0), 'enable_gqa': True})
+        >>> varlen_settings(frozenset({"is_causal"}))
+        {'is_causal': True}
+        >>> varlen_settings(frozenset({"window_size", "enable_gqa"}))
+        {'window_size': (-1, 0), 'enable_gqa': True}
     """
-    causal: dict[str, Any] = {"window_size": (-1, 0)} if "window_size" in names else {"is_causal": True}
+    causal: dict[str, Any] = (
+        {"window_size": (-1, 0)} if "window_size" in names else {"is_causal": True}
+    )
     return {**causal, **({"enable_gqa": True} if "enable_gqa" in names else {})}
 
 
@@ -223,7 +255,7 @@ def _kernel() -> Kernel | None:
 
 
 _KERNEL = _kernel()
-"""Looked up once and beforehand: a compiled layer cannot look."""
+"""Looked up once at import: compiled code cannot do it."""
 
 
 def _row_by_row(
@@ -246,22 +278,24 @@ def _row_by_row(
 
 
 _each_row: Callable[..., Tensor] = cast(Any, torch.compiler.disable)(_row_by_row)
-"""Where the rows begin is read from the device, which cannot be compiled."""
+"""Not compiled: it reads the row boundaries from the device."""
 
 
 @contextmanager
 def packed_passes(*modules: nn.Module | None) -> Generator[None]:
-    """Routes the attention of these modules' transformers models to `packed_attention`, and back afterwards.
+    """Routes the attention of these modules' transformers models to `packed_attention`, and back
+    afterwards.
 
-    Held until after the backward pass: gradient checkpointing runs the layers again there. The generator samples
-    with the same modules and another attention, in between.
+    Keep it active until after the backward pass: gradient checkpointing runs the layers again
+    there. Outside of it, the generator samples with the same modules and its own attention.
     """
     with routed(attention_configs(*modules), ATTENTION):
         yield
 
 
 def window_of(model: nn.Module) -> int | None:
-    """The shortest sliding window of the model's layers; None where every layer sees the whole row."""
+    """The shortest sliding window of the model's layers; None where every layer sees the whole
+    row."""
     inner = inner_model(model)
     settings = {} if inner is None else _settings(inner)
     kinds = settings.get("layer_types")
@@ -272,9 +306,11 @@ def window_of(model: nn.Module) -> int | None:
 
 
 def unpackable(model: nn.Module) -> str | None:
-    """Why this model's rows cannot be packed, or None where they can. `model` maps ids to last_hidden_state.
+    """The reason why rows cannot be packed for this model, or None if they can. `model` maps ids to
+    last_hidden_state.
 
-    What a config says is not all there is to know, so two short rows are tried, padded and packed.
+    The config does not tell everything, so two short rows are run both padded and packed and
+    compared.
 
     Example:
         >>> from turnwise.testing.tiny import tiny_model
@@ -312,11 +348,15 @@ def _trial(model: nn.Module) -> str | None:
         try:
             with packed_passes(model):
                 found = run(**packed.arguments(), use_cache=False).last_hidden_state[0].float()
-        except Exception as error:  # an unknown model may raise anything here, and then it is not packed
+        except Exception as error:
+            # An unknown model may raise anything here; then it is not packed.
             return f"a trial raised {error!r}"
     gap, size = float((found - plain).abs().max()), float(plain.abs().max())
     if not gap <= (1e-4 if weight.dtype == torch.float32 else 0.05) * max(size, 1e-3):
-        return f"a trial differs from the padded pass by {gap:.3g} in hidden states of up to {size:.3g}"
+        return (
+            f"a trial differs from the padded pass by {gap:.3g} in hidden states of up to "
+            f"{size:.3g}"
+        )
     return None
 
 

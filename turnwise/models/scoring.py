@@ -1,8 +1,9 @@
-"""Log-probs, entropies and values of a batch's tokens, without ever holding every logit at once.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+"""Log-probs, entropies and values of a batch's tokens, without materialising all logits at once.
 
-Only positions that the model produced are projected onto the vocabulary, a chunk at a time. Of a chunk only each
-token's normaliser and entropy are kept; the backward pass computes its logits once more and turns them into gradients
-of the hidden states and of the projection on the spot.
+Only positions that the model produced are projected onto the vocabulary, a chunk at a time. Per
+chunk, only each token's log-normaliser and entropy are kept. The backward pass recomputes the
+chunk's logits and turns them into gradients of the hidden states and of the projection at once.
 """
 
 import logging
@@ -22,14 +23,15 @@ logger = logging.getLogger(__name__)
 CHUNK_ELEMENTS = 8 * 1024 * 1024
 """Logits held at once (32 MB in float32). A vocabulary of 150k gives chunks of 55 positions."""
 CUDA_CHUNK_ELEMENTS = 256 * 1024 * 1024
-"""The same on CUDA, where small chunks leave the device idle: 1 GiB in float32, less where memory is short."""
+"""The same on CUDA, where small chunks leave the device idle: 1 GiB in float32, less where memory
+is short."""
 CHUNK_BYTES = 16
-"""Memory per logit of a chunk, at the worst moment of the backward pass."""
+"""Peak memory per logit of a chunk in the backward pass."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TokenScores:
-    """What a policy says about the tokens of a batch; zero outside the response mask."""
+    """Log-probs and entropies of a batch's tokens; zero outside the response mask."""
 
     logprobs: Tensor  # [B, T] float32
     entropies: Tensor  # [B, T] float32
@@ -38,9 +40,13 @@ class TokenScores:
 def trunk_of(model: nn.Module) -> nn.Module:
     """The part of a causal model that turns ids into hidden states, LoRA adapters included."""
     decoder = cast(Any, model).get_decoder()
-    # A PeftModel answers get_decoder through its base model; some causal models return themselves for unknown shapes.
+    # A PeftModel answers get_decoder through its base model; some causal models return themselves
+    # for unknown shapes.
     if decoder is model:
-        raise TypeError(f"{type(model).__name__} does not separate its trunk from its head; pick a decoder-only model")
+        raise TypeError(
+            f"{type(model).__name__} does not separate its trunk from its head; pick a "
+            "decoder-only model"
+        )
     return decoder
 
 
@@ -48,23 +54,31 @@ def head_of(model: nn.Module) -> nn.Module:
     """The projection of a causal model onto its vocabulary."""
     head = cast(Any, model).get_output_embeddings()
     if head is None:
-        raise TypeError(f"{type(model).__name__} has no output projection, so it cannot score tokens")
+        raise TypeError(
+            f"{type(model).__name__} has no output projection, so it cannot score tokens"
+        )
     return head
 
 
 def chunk_elements(device: torch.device) -> int:
-    """How many logits a chunk may have on this device, with half of the memory that is free now left for the rest."""
+    """Logits per chunk on this device; uses at most half of the memory that is free now."""
     if device.type != "cuda":
         return CHUNK_ELEMENTS
-    free = torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    free = (
+        torch.cuda.mem_get_info(device)[0]
+        + torch.cuda.memory_reserved(device)
+        - torch.cuda.memory_allocated(device)
+    )
     return max(min(CUDA_CHUNK_ELEMENTS, free // (2 * CHUNK_BYTES)), CHUNK_ELEMENTS)
 
 
 def hidden_states(trunk: nn.Module, batch: Batch, packed: Packed | None = None) -> Tensor:
-    """The trunk's last hidden states: [B, T, H], or [1, N, H] of the real tokens alone where they are packed.
+    """The trunk's last hidden states: [B, T, H], or [1, N, H] of the real tokens alone where they
+    are packed.
 
-    Padding lies on the right and attention is causal, so no real token can see it. No mask is passed: positions count
-    from 0 by default, and the fused causal kernel is taken whether a row is padded or not.
+    Padding lies on the right and attention is causal, so no real token can see it. No mask is
+    passed: positions start at 0 by default, and the fused causal kernel is used for padded rows
+    too.
     """
     arguments = {"input_ids": batch.input_ids} if packed is None else packed.arguments()
     return cast(Any, trunk)(**arguments, use_cache=False).last_hidden_state
@@ -80,7 +94,8 @@ def token_scores(
     chunk_elements: int = CHUNK_ELEMENTS,
     layout: RowLayout | None = None,
 ) -> TokenScores:
-    """Log-prob and entropy of every response token under the tempered distribution, the one it was drawn from.
+    """Log-prob and entropy of every response token under the distribution at the sampling
+    temperature.
 
     Token t is chosen from the hidden state at t - 1; a response cannot be the first token of a row.
     """
@@ -91,10 +106,17 @@ def token_scores(
     states = layout.states_before(hidden)  # [R, H]
     targets = batch.input_ids[layout.rows, layout.columns]  # [R]
     logprobs, entropies = score_states(
-        head, states, targets, temperature=temperature, softcap=softcap, chunk_elements=chunk_elements
+        head,
+        states,
+        targets,
+        temperature=temperature,
+        softcap=softcap,
+        chunk_elements=chunk_elements,
     )
     where = (layout.rows, layout.columns)
-    return TokenScores(logprobs=zeros.index_put(where, logprobs), entropies=zeros.index_put(where, entropies))
+    return TokenScores(
+        logprobs=zeros.index_put(where, logprobs), entropies=zeros.index_put(where, entropies)
+    )
 
 
 def score_states(
@@ -106,9 +128,10 @@ def score_states(
     softcap: float | None,
     chunk_elements: int,
 ) -> tuple[Tensor, Tensor]:
-    """(log-probs, entropies), [R] each, of the targets under the head's distributions in these states."""
+    """(log-probs, entropies), [R] each, of the targets under the head's distributions in these
+    states."""
     size = max(chunk_elements // int(cast(Any, head).weight.shape[0]), 1)
-    # One chunk is within the budget whether or not it is kept, so autograd may keep it.
+    # A single chunk fits the budget, so autograd may keep it.
     if states.device.type == "cpu" and states.shape[0] <= size:
         return _plain(head, states, targets, temperature, softcap)
     if type(head) is nn.Linear:
@@ -118,11 +141,21 @@ def score_states(
         )
     found: list[tuple[Tensor, Tensor]] = []
     for start in range(0, states.shape[0], size):
-        part = (head, states[start : start + size], targets[start : start + size], temperature, softcap)
-        found.append(
-            checkpoint(_plain, *part, use_reentrant=False) if torch.is_grad_enabled() else _plain(*part)  # type: ignore
+        part = (
+            head,
+            states[start : start + size],
+            targets[start : start + size],
+            temperature,
+            softcap,
         )
-    return torch.cat([logprobs for logprobs, _ in found]), torch.cat([entropies for _, entropies in found])
+        found.append(
+            checkpoint(_plain, *part, use_reentrant=False)
+            if torch.is_grad_enabled()
+            else _plain(*part)  # type: ignore
+        )
+    return torch.cat([logprobs for logprobs, _ in found]), torch.cat(
+        [entropies for _, entropies in found]
+    )
 
 
 def _plain(
@@ -167,14 +200,15 @@ def _backward(
 ) -> Tensor:
     """The gradient of the projection's logits [N, V], in their precision.
 
-    With p the probabilities, y the target's one-hot row and E the entropy:
-    d log-prob / d logit = y - p, d E / d logit = -p (log p + E); then the chain through temperature and cap.
+    With p the probabilities, y the target's one-hot row and E the entropy: d log-prob / d logit = y
+    - p, d E / d logit = -p (log p + E); then the chain through temperature and cap.
     """
     normalised = _tempered(logits, temperature, softcap) - normaliser[:, None]
     p = normalised.exp()
     if grad_logprob is None:
         grad = torch.zeros_like(p)
-    elif logits.is_cuda:  # a comparison instead of a scatter: the compiler makes one pass of all this
+    elif logits.is_cuda:
+        # A comparison instead of a scatter, so that the compiler fuses everything into one pass.
         grad = _towards_target(p, targets) * grad_logprob[:, None]
     else:
         grad = p * -grad_logprob[:, None]
@@ -196,7 +230,8 @@ def _towards_target(p: Tensor, targets: Tensor) -> Tensor:
 
 
 class _OnDevice:
-    """A function over a chunk's logits: compiled into one pass over them on CUDA, as it is elsewhere."""
+    """A function over a chunk's logits: compiled into one pass over them on CUDA, as it is
+    elsewhere."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self._plain = function
@@ -212,8 +247,11 @@ class _OnDevice:
             return self._compiled(logits, *arguments)
         except torch.OutOfMemoryError:
             raise
-        except Exception as error:  # compilers fail in many ways; the plain function gives the same numbers
-            logger.warning("log-probs run uncompiled, which is slower: compiling them failed with %r", error)
+        except Exception as error:
+            # Compilers raise many kinds of errors; the uncompiled function gives the same results.
+            logger.warning(
+                "log-probs run uncompiled, which is slower: compiling them failed with %r", error
+            )
             self._failed = True
             return self._plain(logits, *arguments)
 
@@ -223,7 +261,7 @@ _backward_on_device = _OnDevice(_backward)
 
 
 class _Fused(torch.autograd.Function):
-    """Projection, log-prob and entropy in one, chunk by chunk; see the module's first lines."""
+    """Fused projection, log-prob and entropy, chunk by chunk; see the module docstring."""
 
     @staticmethod
     def forward(
@@ -240,9 +278,12 @@ class _Fused(torch.autograd.Function):
         logits: Tensor | None = None
         for start in range(0, states.shape[0], size):
             logits = F.linear(states[start : start + size], weight, bias)
-            found.append(_forward_on_device(logits, targets[start : start + size], temperature, softcap))
+            found.append(
+                _forward_on_device(logits, targets[start : start + size], temperature, softcap)
+            )
         logprobs, entropies, normalisers = (torch.cat(parts) for parts in zip(*found, strict=True))
-        kept = logits if len(found) == 1 else None  # one chunk is within the budget: it need not be computed twice
+        # A single chunk fits the budget and need not be recomputed.
+        kept = logits if len(found) == 1 else None
         ctx.save_for_backward(states, weight, bias, targets, entropies, normalisers, kept)
         ctx.settings = (temperature, softcap, size)
         ctx.set_materialize_grads(False)
@@ -255,14 +296,22 @@ class _Fused(torch.autograd.Function):
         wants_states, wants_weight, wants_bias = ctx.needs_input_grad[:3]
         wide = torch.promote_types(weight.dtype, torch.float32)
         grad_states = torch.empty_like(states) if wants_states else None
-        grad_weight = torch.zeros(weight.shape, dtype=wide, device=weight.device) if wants_weight else None
+        grad_weight = (
+            torch.zeros(weight.shape, dtype=wide, device=weight.device) if wants_weight else None
+        )
         grad_bias = torch.zeros(bias.shape, dtype=wide, device=bias.device) if wants_bias else None
         for start in range(0, states.shape[0], size):
             part = slice(start, start + size)
             logits = F.linear(states[part], weight, bias) if kept is None else kept
             of_scores = [None if grad is None else grad[part] for grad in grads]
             grad = _backward_on_device(
-                logits, targets[part], normalisers[part], entropies[part], *of_scores, temperature, softcap
+                logits,
+                targets[part],
+                normalisers[part],
+                entropies[part],
+                *of_scores,
+                temperature,
+                softcap,
             )
             del logits
             if grad_states is not None:
@@ -282,9 +331,11 @@ class _Fused(torch.autograd.Function):
         )
 
 
-def token_values(head: nn.Module, hidden: Tensor, batch: Batch, packed: Packed | None = None) -> tuple[Tensor, Tensor]:
-    """(values [B, T], bootstrap [B]): what the critic thinks of the prefix before each response token, and of the whole
-    row where it was truncated. Zero elsewhere."""
+def token_values(
+    head: nn.Module, hidden: Tensor, batch: Batch, packed: Packed | None = None
+) -> tuple[Tensor, Tensor]:
+    """(values [B, T], bootstrap [B]): the critic's value of the prefix before each response token,
+    and of the whole row if it was truncated. Zero elsewhere."""
     every = head(hidden).squeeze(-1).float()  # [B, T]: value of the prefix that ends with token t
     if packed is not None:
         every = packed.pad(every[0], batch.input_ids.shape[1])

@@ -1,1 +1,1 @@
-"""Processes, threads, time limits and event loops, as such. Nothing here knows what an environment or a model is."""
+"""Processes, threads, time limits and event loops. Knows neither environments nor models."""

@@ -1,4 +1,4 @@
-"""One time limit for many things that are waited for at once."""
+"""One time limit for many concurrent waits."""
 
 import asyncio
 from collections.abc import Awaitable
@@ -6,15 +6,16 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 TICKS = 20
-"""How often overdue ones are looked for, within one limit."""
+"""Checks for overdue waits per time limit."""
 LONGEST_TICK = 1.0
 
 
 class Deadlines:
-    """`await deadlines.wait(job)` raises TimeoutError like asyncio.timeout, up to a twentieth of the limit later.
+    """`await deadlines.wait(job)` raises TimeoutError like asyncio.timeout, up to a twentieth of
+    the limit later.
 
-    A thousand episodes begin to wait for a reply in every step of a rollout, and nearly none of them waits too long:
-    one timer that looks at all of them costs less than one for each.
+    A rollout starts thousands of waits, and almost none of them times out. One timer that checks
+    all of them is cheaper than one timer each.
 
     Example:
         >>> asyncio.run(Deadlines(0.02).wait(asyncio.sleep(0, "in time")))
@@ -27,14 +28,14 @@ class Deadlines:
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
         self._since: dict[asyncio.Task[Any], float] = {}
-        """The tasks that wait, in the order in which they began to."""
+        """The waiting tasks, in the order in which they started to wait."""
         self._late: set[asyncio.Task[Any]] = set()
-        """Tasks that were cancelled because they wait too long."""
+        """Tasks that were cancelled because of the limit."""
         self._loop: asyncio.AbstractEventLoop | None = None
-        """The loop with the timer, None while there is none."""
+        """The event loop of the timer, None if there is no timer."""
 
     async def wait(self, job: Awaitable[T]) -> T:
-        """The job's result, in the running task, which waits for one thing at a time."""
+        """The job's result. A task may wait for only one job at a time."""
         loop = asyncio.get_running_loop()
         task = asyncio.current_task(loop)
         assert task is not None
@@ -46,7 +47,7 @@ class Deadlines:
         try:
             return await job
         except BaseException as error:
-            # Whoever else cancelled the task meanwhile is still to be heard, as asyncio.timeout has it.
+            # A cancellation from elsewhere must still propagate, as with asyncio.timeout.
             late = task in self._late and task.uncancel() <= cancelled
             if late and isinstance(error, asyncio.CancelledError):
                 raise TimeoutError(f"not over after {self._seconds:g} s") from None
@@ -59,12 +60,12 @@ class Deadlines:
         loop.call_later(min(self._seconds / TICKS, LONGEST_TICK), self._tick, loop)
 
     def _tick(self, loop: asyncio.AbstractEventLoop) -> None:
-        if self._loop is not loop:  # another loop waits now; what waited here went with it
+        if self._loop is not loop:  # another loop is in use now; the tasks of this one are gone
             return
         now = loop.time()
         for task, since in list(self._since.items()):
             if now - since < self._seconds:
-                break  # the others began later
+                break  # the remaining ones started later
             del self._since[task]
             self._late.add(task)
             task.cancel()

@@ -5,31 +5,32 @@ from collections.abc import Generator
 from contextlib import contextmanager
 
 YOUNG_OBJECTS = 500_000
-"""Container objects that are made before the collector looks at the young ones (Python's own default: 700)."""
+"""Allocations before a collection of the young generation (Python's default: 700)."""
 KEPT_OBJECTS = 1_500_000
-"""Container objects that rollouts leave behind before the collector looks at everything."""
+"""Objects left by rollouts before a full collection."""
 
 
 class _Held:
-    """How many rollouts run, and what to restore after the last of them."""
+    """The number of running rollouts, and the settings to restore after the last one."""
 
     count = 0
     threshold: tuple[int, int, int] | None = None
     frozen = False
-    """Whether the heap as it was before is out of the collector's sight meanwhile."""
+    """True if the existing heap is frozen during the rollouts."""
     kept = 0
-    """Objects that were left behind since everything was last looked at."""
+    """Objects left since the last full collection."""
 
 
 @contextmanager
 def calm_collector() -> Generator[None]:
-    """Keeps the collector from walking through everything that was there before, models and libraries, again and
-    again: a rollout makes many objects and nearly no cycles, and would spend two fifths of its time on that.
+    """Keeps the garbage collector from scanning models and libraries again and again. A rollout
+    allocates many objects and almost no cycles; collections would take two fifths of its time.
 
-    Afterwards what is left, the episodes, counts as old: it is looked at with everything else, which is seen to when
-    enough has come together. Where something froze objects for good, which some interpreters and libraries do, it stays
-    so, and what is left counts as young. The collector stays on, for what environments may leave behind. May be entered
-    more than once. Where the program switched it off, nothing is changed.
+    Afterwards the remaining objects, the episodes, belong to the old generation, and a full
+    collection runs when enough of them have accumulated. Objects that were frozen before stay
+    frozen; then the remaining objects stay in the young generation. The collector stays enabled,
+    for cycles made by environments. The context may be nested. If the program has disabled the
+    collector, nothing changes.
 
     Example:
         >>> before = gc.get_threshold()
@@ -52,7 +53,7 @@ def calm_collector() -> Generator[None]:
         _Held.count -= 1
         if _Held.count == 0 and _Held.threshold is not None:
             if _Held.frozen:
-                # What was freed meanwhile, an earlier rollout's episodes perhaps, is taken off Python's count.
+                # Objects freed in between, such as earlier episodes, lower Python's count.
                 _Held.kept += max(gc.get_count()[0], KEPT_OBJECTS // 75)
                 gc.freeze()
                 gc.unfreeze()

@@ -1,3 +1,3 @@
-"""Who plays which episode: plans, environments' states, agents, contexts, and the loop that plays them (proxy, sync).
-No tensors but the final Batch, no training.
+"""Playing episodes: plans, environment states, agents, contexts, and the loops (proxy, sync). No
+tensors except the final Batch, no training.
 """

@@ -1,1 +1,1 @@
-"""Environments over HTTP: the server and its client. What an environment does is none of its business."""
+"""Environments over HTTP: the server and its client. Contains no environment logic."""

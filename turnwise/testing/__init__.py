@@ -1,1 +1,2 @@
-"""Helpers for tests, ours and users': tiny models, a faulty environment, slow references, conformance checks."""
+"""Test helpers for this project and its users: tiny models, a faulty environment, slow references,
+conformance checks."""

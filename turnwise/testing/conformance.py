@@ -1,16 +1,20 @@
-"""check_estimator: does an advantage estimator assign credit in conversations of many turns as it should?
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+"""check_estimator: checks that an advantage estimator assigns credit correctly in multi-turn
+conversations.
 
-The contract is one function, of ours or of anybody else:
+An estimator is one function:
 
-    fn(token_level_rewards, values, loss_mask, gamma, lam, *, ...) -> advantages, or (advantages, returns)
+    fn(token_level_rewards, values, loss_mask, gamma, lam, *, ...) -> advantages, or (advantages,
+    returns)
 
-The first three are [B, T] tensors (float, float, bool), a row is an episode, position t speaks of the choice of token
-t, and a turn's reward stands on its last token. From the keywords
+The first three are [B, T] tensors (float, float, bool), a row is an episode, position t refers to
+the choice of token t, and a turn's reward is on its last token. From the keywords
 
-    high_level_gamma (float)   turn_ids, state_ids [B, T]   bootstrap [B]   group_ids, episode_ids [B]
+    high_level_gamma (float), turn_ids and state_ids [B, T], bootstrap, group_ids, episode_ids [B]
 
-the function is given those that it names in its signature. It may raise where it refuses; that is a failed check. What
-does not apply (no `bootstrap` to give) is skipped and said so, never passed silently.
+the function is given those that it names in its signature. It may raise where it refuses; that is a
+failed check. What does not apply (no `bootstrap` to give) is skipped and said so, never passed
+silently.
 """
 
 import inspect
@@ -36,7 +40,7 @@ class ConformanceError(AssertionError):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CheckResult:
-    """One named check: how it went, and what was seen."""
+    """One named check: its outcome and the measured values."""
 
     name: str
     outcome: Outcome
@@ -90,18 +94,22 @@ def check_estimator(
     atol: float = 1e-5,
     seed: int = 0,
 ) -> Report:
-    """A report of named checks on an estimator. Runs in milliseconds on the CPU and changes nothing global.
+    """A report of named checks on an estimator. Runs in milliseconds on the CPU and changes nothing
+    global.
 
     Args:
         fn: The estimator (see the module for the contract).
-        reference: What it should compute: a name of ours (plain loops), or a function of the same contract.
+        reference: What it should compute: a name of ours (plain loops), or a function of the same
+            contract.
         name: What the report calls it. None: the function's own name.
-        atol: Largest difference between two numbers that count as equal; inputs are float64 of size about 1.
+        atol: Largest difference between two numbers that count as equal; inputs are float64 of size
+            about 1.
         seed: Draws the numbers of the episodes.
 
     Example:
         >>> def monte_carlo(token_level_rewards, values, loss_mask, gamma, lam):
-        ...     return torch.where(loss_mask, (token_level_rewards * loss_mask).sum(-1, keepdim=True) - values, 0.0)
+        ...     returns = (token_level_rewards * loss_mask).sum(-1, keepdim=True)
+        ...     return torch.where(loss_mask, returns - values, 0.0)
         >>> check_estimator(monte_carlo).failures
         ('nan_outside_mask',)
     """
@@ -121,7 +129,13 @@ def check_estimator(
         "brute_force": _brute_force,
     }
     generator = torch.Generator().manual_seed(seed)
-    subject = _Subject(fn=fn, accepts=_accepted(fn), episodes=_draw_episodes(generator), reference=reference, atol=atol)
+    subject = _Subject(
+        fn=fn,
+        accepts=_accepted(fn),
+        episodes=_draw_episodes(generator),
+        reference=reference,
+        atol=atol,
+    )
     results: list[CheckResult] = []
     for check, run in checks.items():
         try:
@@ -130,7 +144,8 @@ def check_estimator(
             outcome, detail = "skipped", str(skip)
         except ConformanceError as error:
             outcome, detail = "failed", str(error)
-        except Exception as error:  # a crash is a finding about the estimator, and the other checks still run
+        except Exception as error:
+            # A crash is a finding about the estimator, and the other checks still run.
             outcome, detail = "failed", f"raised {type(error).__name__}: {error}"
         results.append(CheckResult(name=check, outcome=outcome, detail=detail))
     label = name if name is not None else str(fn.__name__ if inspect.isfunction(fn) else fn)
@@ -178,17 +193,24 @@ class _Subject:
 
     def run(self, case: _Case) -> tuple[Tensor, ...]:
         """What the estimator returns for a case: (advantages,) or (advantages, returns)."""
-        found = self.fn(case.rewards, case.values, case.mask, GAMMA, LAM, **_extras(case, self.accepts))
+        found = self.fn(
+            case.rewards, case.values, case.mask, GAMMA, LAM, **_extras(case, self.accepts)
+        )
         return (found,) if isinstance(found, Tensor) else tuple(found)
 
     def actions(self, case: _Case) -> list[Tensor]:
-        """What the estimator returns, on the action tokens alone, row by row."""
+        """The estimator's results on action tokens only, row by row."""
         outputs = self.run(case)
-        return [torch.stack([output[row][case.mask[row]] for output in outputs]) for row in range(len(case.mask))]
+        return [
+            torch.stack([output[row][case.mask[row]] for output in outputs])
+            for row in range(len(case.mask))
+        ]
 
     def compare(self, wanted: Sequence[Tensor], case: _Case, what: str) -> str:
         """Raises ConformanceError where the case's action tokens do not get the wanted numbers."""
-        gap = max((_gap(a, b) for a, b in zip(wanted, self.actions(case), strict=True)), default=0.0)
+        gap = max(
+            (_gap(a, b) for a, b in zip(wanted, self.actions(case), strict=True)), default=0.0
+        )
         if not gap <= self.atol:
             raise ConformanceError(f"{what} changed an action token's numbers by {gap:.3g}")
         return f"largest difference {gap:.1e}"
@@ -199,7 +221,8 @@ def _shape(subject: _Subject) -> str:
     for output in subject.run(case):
         if output.shape != case.mask.shape or not output.is_floating_point():
             raise ConformanceError(
-                f"wanted floats of shape {tuple(case.mask.shape)}, got {output.dtype} {output.shape}"
+                f"wanted floats of shape {tuple(case.mask.shape)}, got {output.dtype} "
+                f"{output.shape}"
             )
         if not bool(output.isfinite().all()):
             raise ConformanceError("finite inputs gave numbers that are not")
@@ -224,7 +247,9 @@ def _adjacent_turns(subject: _Subject) -> str:
     if "turn_ids" not in subject.accepts:
         raise _Skip("takes no turn_ids, so turns that touch cannot be told apart")
     wanted = subject.actions(_render(subject.episodes, gap=3))
-    return subject.compare(wanted, _render(subject.episodes, gap=0), "removing all observations between turns")
+    return subject.compare(
+        wanted, _render(subject.episodes, gap=0), "removing all observations between turns"
+    )
 
 
 def _padding(subject: _Subject) -> str:
@@ -236,7 +261,9 @@ def _permutation(subject: _Subject) -> str:
     wanted = subject.actions(_render(subject.episodes))
     order = [2, 5, 0, 3, 1, 4]
     return subject.compare(
-        [wanted[i] for i in order], _render(tuple(subject.episodes[i] for i in order)), "another order of the rows"
+        [wanted[i] for i in order],
+        _render(tuple(subject.episodes[i] for i in order)),
+        "another order of the rows",
     )
 
 
@@ -244,7 +271,9 @@ def _empty_row(subject: _Subject) -> str:
     wanted = subject.actions(_render(subject.episodes))
     silent = _Episode(turns=(), group=0)
     nothing = torch.zeros(wanted[0].shape[0], 0, dtype=torch.float64)
-    return subject.compare([*wanted, nothing], _render((*subject.episodes, silent)), "a row without action tokens")
+    return subject.compare(
+        [*wanted, nothing], _render((*subject.episodes, silent)), "a row without action tokens"
+    )
 
 
 def _nan_outside_mask(subject: _Subject) -> str:
@@ -263,27 +292,36 @@ def _nan_outside_mask(subject: _Subject) -> str:
 
 
 def _zero_reward_turns(subject: _Subject) -> str:
-    """A reward of 0 must be like one of almost 0. An estimator that finds turns by their rewards jumps here."""
+    """A reward of 0 must act like a reward close to 0. Fails for estimators that find turns by
+    non-zero rewards."""
     tiny = 1e-5
     gaps: list[float] = []
     for turn in range(3):
-        exact, almost = (_with_reward(subject.episodes, turn=turn, reward=reward) for reward in (0.0, tiny))
+        exact, almost = (
+            _with_reward(subject.episodes, turn=turn, reward=reward) for reward in (0.0, tiny)
+        )
         pairs = zip(subject.actions(_render(exact)), subject.actions(_render(almost)), strict=True)
         gaps.append(max(_gap(a, b) for a, b in pairs))
     if not max(gaps) <= 1e3 * tiny:
-        raise ConformanceError(f"a turn's reward of 0 instead of {tiny:g} changed an advantage by {max(gaps):.3g}")
+        raise ConformanceError(
+            f"a turn's reward of 0 instead of {tiny:g} changed an advantage by {max(gaps):.3g}"
+        )
     return f"largest jump {max(gaps):.1e}"
 
 
 def _all_zero_rewards(subject: _Subject) -> str:
     case = _render(subject.episodes)
-    silent = replace(case, rewards=torch.zeros_like(case.rewards), bootstrap=torch.zeros_like(case.bootstrap))
+    silent = replace(
+        case, rewards=torch.zeros_like(case.rewards), bootstrap=torch.zeros_like(case.bootstrap)
+    )
     if not all(bool(output.isfinite().all()) for output in subject.run(silent)):
         raise ConformanceError("rewards that are all 0 gave numbers that are not finite")
     blank = replace(silent, values=torch.zeros_like(case.values))
     largest = max((float(row.abs().max()) for row in subject.actions(blank)), default=0.0)
     if largest > subject.atol:
-        raise ConformanceError(f"no reward and no value anywhere, and yet an advantage of {largest:.3g}")
+        raise ConformanceError(
+            f"no reward and no value anywhere, and yet an advantage of {largest:.3g}"
+        )
     return "nothing comes from nothing"
 
 
@@ -291,18 +329,24 @@ def _single_token_turns(subject: _Subject) -> str:
     short = tuple(
         replace(
             episode,
-            turns=tuple(replace(turn, values=turn.values[-1:], rewards=turn.rewards[-1:]) for turn in episode.turns),
+            turns=tuple(
+                replace(turn, values=turn.values[-1:], rewards=turn.rewards[-1:])
+                for turn in episode.turns
+            ),
         )
         for episode in subject.episodes
     )
     wanted = subject.actions(_render(short, gap=1))
     if not all(bool(row.isfinite().all()) for row in wanted):
         raise ConformanceError("turns of one token gave numbers that are not finite")
-    return subject.compare(wanted, _render(short, gap=4), "inserting observations between turns of one token")
+    return subject.compare(
+        wanted, _render(short, gap=4), "inserting observations between turns of one token"
+    )
 
 
 def _bootstrap(subject: _Subject) -> str:
-    """A truncated episode's last state is worth V': exactly as if the last reward had been larger by gamma * V'."""
+    """A truncated episode's last state is worth V': exactly as if the last reward had been larger
+    by gamma * V'."""
     if "bootstrap" not in subject.accepts:
         raise _Skip("takes no bootstrap, so a truncated episode counts as one that terminated")
     value = 2.0
@@ -310,7 +354,9 @@ def _bootstrap(subject: _Subject) -> str:
     ended = subject.actions(_render(subject.episodes))
     truncated = subject.actions(_render(cut))
     if max(_gap(a, b) for a, b in zip(ended, truncated, strict=True)) <= subject.atol:
-        raise ConformanceError("a truncated episode got the numbers of a terminated one: the bootstrap is not used")
+        raise ConformanceError(
+            "a truncated episode got the numbers of a terminated one: the bootstrap is not used"
+        )
     gaps: list[float] = []
     for discount in (GAMMA, HIGH_LEVEL_GAMMA):
         first = subject.episodes[0]
@@ -321,7 +367,9 @@ def _bootstrap(subject: _Subject) -> str:
         rows = subject.actions(_render((paid, *subject.episodes[1:])))
         gaps.append(max(_gap(a[:1], b[:1]) for a, b in zip(truncated, rows, strict=True)))
     if not min(gaps) <= subject.atol:
-        raise ConformanceError(f"the bootstrap is not worth its discounted value: off by {min(gaps):.3g}")
+        raise ConformanceError(
+            f"the bootstrap is not worth its discounted value: off by {min(gaps):.3g}"
+        )
     return f"largest difference {min(gaps):.1e}"
 
 
@@ -340,17 +388,23 @@ def _brute_force(subject: _Subject) -> str:
     return f"largest difference {max(gaps):.1e}"
 
 
-def _reference(reference: Reference | Estimator, case: _Case, accepts: frozenset[str]) -> tuple[Tensor, ...]:
+def _reference(
+    reference: Reference | Estimator, case: _Case, accepts: frozenset[str]
+) -> tuple[Tensor, ...]:
     if not isinstance(reference, str):
         accepted = _accepted(reference)
-        found = reference(case.rewards, case.values, case.mask, GAMMA, LAM, **_extras(case, accepted))
+        found = reference(
+            case.rewards, case.values, case.mask, GAMMA, LAM, **_extras(case, accepted)
+        )
         return (found,) if isinstance(found, Tensor) else tuple(found)
     inputs = (case.rewards.tolist(), case.values.tolist(), case.mask.tolist())
     bootstrap = case.bootstrap.tolist() if "bootstrap" in accepts else None
     if reference == "token_gae":
         lists = slow.token_gae(*inputs, gamma=GAMMA, lam=LAM, bootstrap=bootstrap)
     elif reference == "turn_gae":
-        lists = slow.turn_gae(*inputs, gamma=GAMMA, lam=LAM, turn_ids=case.turn_ids.tolist(), bootstrap=bootstrap)
+        lists = slow.turn_gae(
+            *inputs, gamma=GAMMA, lam=LAM, turn_ids=case.turn_ids.tolist(), bootstrap=bootstrap
+        )
     else:
         lists = slow.bi_level_gae(
             *inputs,
@@ -380,7 +434,8 @@ def _extras(case: _Case, accepts: frozenset[str]) -> dict[str, Any]:
 
 
 def _draw_episodes(generator: torch.Generator) -> tuple[_Episode, ...]:
-    """Six episodes of three turns in two groups; every turn has a reward, so that no check hides behind a zero."""
+    """Six episodes of three turns in two groups; every turn has a reward, so that no check hides
+    behind a zero."""
     lengths = ((2, 3, 1), (4, 1, 2), (1, 2, 3), (3, 3, 2), (2, 2, 2), (1, 4, 1))
     episodes: list[_Episode] = []
     for number, row in enumerate(lengths):
@@ -394,7 +449,9 @@ def _draw_episodes(generator: torch.Generator) -> tuple[_Episode, ...]:
     return tuple(episodes)
 
 
-def _with_reward(episodes: tuple[_Episode, ...], *, turn: int, reward: float) -> tuple[_Episode, ...]:
+def _with_reward(
+    episodes: tuple[_Episode, ...], *, turn: int, reward: float
+) -> tuple[_Episode, ...]:
     """The episodes, with this reward for this turn of the first of them."""
     first = episodes[0]
     changed = replace(first.turns[turn], rewards=first.turns[turn].rewards.clone())
@@ -404,9 +461,11 @@ def _with_reward(episodes: tuple[_Episode, ...], *, turn: int, reward: float) ->
 
 
 def _render(episodes: Sequence[_Episode], *, gap: int = 2, pad: int = 1) -> _Case:
-    """The episodes as right-padded rows: `gap` observation tokens before every turn, `pad` more than needed at the end.
+    """The episodes as right-padded rows: `gap` observation tokens before every turn, `pad` more
+    than needed at the end.
 
-    Outside the mask stand numbers that an estimator must not read, so that one that does cannot pass by luck.
+    Positions outside the mask hold numbers that an estimator must not read, so that one that reads
+    them fails.
     """
     width = max(sum(gap + len(turn.values) for turn in episode.turns) for episode in episodes) + pad
     shape = (len(episodes), width)
@@ -438,4 +497,4 @@ def _gap(a: Tensor, b: Tensor) -> float:
     if a.numel() == 0:
         return 0.0
     gap = float((a.double() - b.double()).abs().max())
-    return gap if gap == gap else float("inf")  # NaN would slip through a comparison
+    return gap if gap == gap else float("inf")  # a comparison with NaN is always false

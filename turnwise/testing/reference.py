@@ -1,7 +1,8 @@
-"""Slow references: the formulas of docs/algorithms.md, token by token in plain loops, to compare fast code with.
+"""Slow references: the formulas of docs/algorithms.md, token by token in plain loops, to compare
+fast code with.
 
-They read numbers one by one, so that they take nested lists as well as [B, T] tensors, and always return lists. What
-stands outside the mask is never read.
+They read numbers one by one, so that they take nested lists as well as [B, T] tensors, and always
+return lists. Values outside the mask are never read.
 """
 
 from collections.abc import Sequence
@@ -23,7 +24,9 @@ def turn_spans(mask: Sequence[Any], turn_ids: Sequence[Any] | None = None) -> li
     for t in range(len(mask)):
         if not mask[t]:
             continue
-        same = bool(spans) and (previous == t - 1 if turn_ids is None else turn_ids[previous] == turn_ids[t])
+        same = bool(spans) and (
+            previous == t - 1 if turn_ids is None else turn_ids[previous] == turn_ids[t]
+        )
         if same:
             spans[-1].append(t)
         else:
@@ -49,7 +52,8 @@ def bi_level_gae(
     """Advantages and returns of bi-level GAE, where a row is an episode.
 
     Example:
-        >>> bi_level_gae([[0.0, 1.0]], [[0.25, 0.5]], [[1, 1]], gamma=1.0, lam=1.0, high_level_gamma=0.5)[0]
+        >>> bi_level_gae([[0.0, 1.0]], [[0.25, 0.5]], [[1, 1]], gamma=1.0, lam=1.0,
+        ...     high_level_gamma=0.5)[0]
         [[0.75, 0.5]]
     """
     turn_lam = lam if high_level_lam is None else high_level_lam
@@ -77,7 +81,9 @@ def bi_level_gae(
     return advantages, returns
 
 
-def token_gae(rewards: Rows, values: Rows, mask: Rows, *, gamma: float, lam: float, bootstrap: Any = None) -> Result:
+def token_gae(
+    rewards: Rows, values: Rows, mask: Rows, *, gamma: float, lam: float, bootstrap: Any = None
+) -> Result:
     """Advantages and returns of GAE over the action tokens of each row.
 
     Example:
@@ -108,7 +114,8 @@ def turn_gae(
     turn_ids: Rows = None,
     bootstrap: Any = None,
 ) -> Result:
-    """Advantages and returns of GAE over turns, valued at their first token, spread over their tokens.
+    """Advantages and returns of GAE over turns, valued at their first token, spread over their
+    tokens.
 
     Example:
         >>> turn_gae([[0.0, 1.0]], [[0.25, 0.5]], [[1, 1]], gamma=1.0, lam=1.0)[0]
@@ -121,7 +128,9 @@ def turn_gae(
         advantage = 0.0
         for span in reversed(turn_spans(mask[b], None if turn_ids is None else turn_ids[b])):
             state = v[span[0]]
-            advantage = sum(r[t] for t in span) + gamma * following - state + gamma * lam * advantage
+            advantage = (
+                sum(r[t] for t in span) + gamma * following - state + gamma * lam * advantage
+            )
             for t in span:
                 advantages[b][t], returns[b][t] = float(advantage), float(advantage + state)
             following = state

@@ -1,3 +1,4 @@
+# pyright: reportUnknownMemberType=false
 """Optimizers, learning-rate schedules, and both as tensors that a checkpoint can hold."""
 
 import math
@@ -11,11 +12,11 @@ from turnwise.models.masters import Masters
 
 
 class NonFiniteError(RuntimeError):
-    """A loss or a gradient is not a number. The weights were not touched."""
+    """A loss or a gradient is not finite. The weights are unchanged."""
 
 
 def lr_factor(config: TrainConfig, step: int) -> float:
-    """What the learning rates are multiplied with in this step (counted from 0): warm-up, then the schedule.
+    """The factor on the learning rates in this step (counted from 0): warm-up, then the schedule.
 
     Example:
         >>> config = TrainConfig(steps=10, warmup_steps=2, schedule="linear")
@@ -37,7 +38,8 @@ def lr_factor(config: TrainConfig, step: int) -> float:
 class Optimizer:
     """AdamW over groups of parameters, each with a learning rate of its own, clipped together.
 
-    On CUDA it is the fused one. Where `masters` holds float32 weights for a parameter, those are what is stepped.
+    Uses the fused implementation on CUDA. Steps the float32 master of a parameter if `masters` has
+    one.
 
     Example:
         >>> weight = nn.Parameter(torch.ones(1))
@@ -65,7 +67,9 @@ class Optimizer:
         ]
         self.parameters = [parameter for parameters in stepped for parameter in parameters]
         """What is stepped: the parameters, or their masters."""
-        self._fused = bool(self.parameters) and all(p.device.type == "cuda" for p in self.parameters)
+        self._fused = bool(self.parameters) and all(
+            p.device.type == "cuda" for p in self.parameters
+        )
         self._adam = torch.optim.AdamW(
             [
                 {"params": parameters, "lr": rate}
@@ -106,13 +110,20 @@ class Optimizer:
         return found
 
     def load_tensors(self, tensors: Mapping[str, Tensor], prefix: str) -> None:
-        """Takes up the state that `tensors` gave."""
+        """Loads the state that `tensors` returned."""
         for index, parameter in enumerate(self.parameters):
             start = f"{prefix}.{index}."
-            state = {name.removeprefix(start): value for name, value in tensors.items() if name.startswith(start)}
+            state = {
+                name.removeprefix(start): value
+                for name, value in tensors.items()
+                if name.startswith(start)
+            }
             if state:
-                # Adam keeps the moments with the parameter, and its step count too where it is fused.
+                # Adam keeps the moments with the parameter, and its step count too where it is
+                # fused.
                 self._adam.state[parameter] = {
-                    name: value.clone() if name == "step" and not self._fused else value.to(parameter.device).clone()
+                    name: value.clone()
+                    if name == "step" and not self._fused
+                    else value.to(parameter.device).clone()
                     for name, value in state.items()
                 }

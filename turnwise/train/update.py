@@ -1,4 +1,6 @@
-"""One update: epochs of mini-batches, each split into micro-batches that only add up."""
+# pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false
+# pyright: reportUnknownVariableType=false
+"""One update: epochs of mini-batches, each split into micro-batches whose gradients are summed."""
 
 import logging
 import math
@@ -26,34 +28,45 @@ logger = logging.getLogger(__name__)
 
 
 class TrainingError(RuntimeError):
-    """Training cannot go on. The message says in which step, why, and what to do; the last checkpoint is intact."""
+    """Training cannot go on. The message says in which step, why, and what to do; the last
+    checkpoint is intact."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Gap:
-    """How far the trainer's log-probs lie from the sampler's, over the tokens that are trained on."""
+    """Difference between the trainer's and the sampler's log-probs over the trained tokens."""
 
     mean: float
     max: float
 
     @classmethod
     def of(cls, gaps: Tensor) -> "Gap":
-        return cls(mean=float(gaps.mean()), max=float(gaps.max())) if gaps.numel() else cls(mean=0.0, max=0.0)
+        return (
+            cls(mean=float(gaps.mean()), max=float(gaps.max()))
+            if gaps.numel()
+            else cls(mean=0.0, max=0.0)
+        )
 
     def check(self, limit: float, *, step: int) -> None:
-        """Raises TrainingError where the two disagree so much that the policy sampled is not the policy trained."""
+        """Raises TrainingError if the mean difference exceeds the limit: then the sampled policy is
+        not the trained one."""
         if not self.mean <= limit:
             raise TrainingError(
-                f"step {step}: sampler and trainer disagree by {self.mean:.4g} per token in log-prob (largest "
-                f"{self.max:.4g}), more than train.max_gap = {limit}. The sampled policy is not the scored one: check "
-                "model.dtype and rollout.temperature, or raise train.max_gap if the gap is understood"
+                f"step {step}: sampler and trainer disagree by {self.mean:.4g} per token in "
+                "log-prob (largest "
+                f"{self.max:.4g}), more than train.max_gap = {limit}. The sampled policy is not "
+                "the scored one: check "
+                "model.dtype and rollout.temperature, or raise train.max_gap if the gap is "
+                "understood"
             )
 
 
 class Learner:
-    """A policy with its optimizers: everything that an update changes."""
+    """A policy with its optimizers: all state that an update changes."""
 
-    def __init__(self, policy: Policy, algorithm: Algorithm, config: TrainConfig, *, seed: int) -> None:
+    def __init__(
+        self, policy: Policy, algorithm: Algorithm, config: TrainConfig, *, seed: int
+    ) -> None:
         self.policy = policy
         self.algorithm = algorithm
         self.config = config
@@ -67,25 +80,32 @@ class Learner:
             groups.append((critic, config.critic_lr))
         self.optimizer = Optimizer(groups, config, masters=policy.masters)
         own = critic and not policy.shares_trunk
-        self.critic_optimizer = Optimizer([(critic, config.critic_lr)], config, masters=policy.masters) if own else None
+        self.critic_optimizer = (
+            Optimizer([(critic, config.critic_lr)], config, masters=policy.masters) if own else None
+        )
         self.packing = choose_packing(config.packing, policy)
-        """Rows are trained on end to end, without padding."""
+        """Rows are packed instead of padded."""
         self._window = window_of(policy.model)
 
     @torch.no_grad()
     def score(self, batch: Batch, *, old_logprobs: bool) -> Batch:
-        """The batch with what the update reads: values where there is a critic, the reference's log-probs where a KL
-        is asked for, and the policy's own (`old_logprobs`) where the sampler's are not exact."""
+        """The batch with the tensors that the update reads: values if there is a critic, the
+        reference's log-probs if the KL needs them, and the policy's own (`old_logprobs`) if the
+        sampler's are not exact."""
         policy = self.policy
         policy.train_mode(False)
         packed = self._packs(batch)
         micros = self._micro_batches(batch, packed=packed)
         with self._attention(packed):
             if old_logprobs:
-                found = over_rows(batch, micros, lambda part, layout: policy.score(part, layout).logprobs)
+                found = over_rows(
+                    batch, micros, lambda part, layout: policy.score(part, layout).logprobs
+                )
                 batch = batch.replace(old_logprobs=found)
             if policy.has_reference and self.algorithm.needs_reference:
-                batch = batch.replace(ref_logprobs=over_rows(batch, micros, policy.reference_logprobs))
+                batch = batch.replace(
+                    ref_logprobs=over_rows(batch, micros, policy.reference_logprobs)
+                )
             if policy.critic is not None:
                 bootstrap = torch.zeros(batch.num_rows, device=batch.input_ids.device)
                 values = torch.zeros_like(batch.logprobs)
@@ -97,7 +117,8 @@ class Learner:
         return batch
 
     def update(self, batch: Batch, *, step: int) -> dict[str, float]:
-        """Metrics of the update. The batch has advantages; on an error the mini-batch at fault has changed nothing."""
+        """Metrics of the update. The batch must have advantages. A mini-batch that raises has
+        changed nothing."""
         packed = self._packs(batch)
         with self._attention(packed):
             return self._update(batch, step=step, packed=packed)
@@ -110,16 +131,28 @@ class Learner:
         self.policy.train_mode(True)
         stopped = False
         for epoch in range(config.epochs):
-            generator = torch.Generator().manual_seed(derive_seed(self._seed, "mini-batch", step, epoch))
+            generator = torch.Generator().manual_seed(
+                derive_seed(self._seed, "mini-batch", step, epoch)
+            )
             order = torch.randperm(batch.num_rows, generator=generator).to(batch.input_ids.device)
-            for number, rows in enumerate(order.tensor_split(min(config.mini_batches, batch.num_rows))):
+            for number, rows in enumerate(
+                order.tensor_split(min(config.mini_batches, batch.num_rows))
+            ):
                 where = f"step {step}, epoch {epoch}, mini-batch {number}"
                 warming = step < config.critic_warmup
-                metrics, first = self._gradients(batch, rows, warming=warming, packed=packed, where=where)
-                if gap is None:  # nothing has changed yet: what the trainer says now is what the sampler should have
+                metrics, first = self._gradients(
+                    batch, rows, warming=warming, packed=packed, where=where
+                )
+                # Nothing has changed yet: what the trainer says now is what the sampler should
+                # have.
+                if gap is None:
                     gap = first
                     gap.check(config.max_gap, step=step)
-                if config.target_kl is not None and metrics["approx_kl"] > config.target_kl and updates:
+                if (
+                    config.target_kl is not None
+                    and metrics["approx_kl"] > config.target_kl
+                    and updates
+                ):
                     stopped = True
                     break
                 metrics |= self._apply(factor, warming=warming, where=where)
@@ -132,7 +165,11 @@ class Learner:
         assert gap is not None
         self.version += 1
         result = {f"train/{name}": value / max(updates, 1) for name, value in totals.items()}
-        result |= {"train/updates": float(updates), "train/kl_stop": float(stopped), "train/lr": config.lr * factor}
+        result |= {
+            "train/updates": float(updates),
+            "train/kl_stop": float(stopped),
+            "train/lr": config.lr * factor,
+        }
         result |= {"train/gap_mean": gap.mean, "train/gap_max": gap.max}
         return result
 
@@ -156,17 +193,25 @@ class Learner:
         return self.policy.packed() if packed else nullcontext()
 
     def _micro_batches(self, batch: Batch, *, packed: bool) -> list["MicroBatch"]:
-        """The batch in parts of at most `micro_batch_tokens`: real ones where rows are packed, else padded ones.
+        """The batch in parts of at most `micro_batch_tokens`: real ones where rows are packed, else
+        padded ones.
 
-        All are laid out before the first is run: what the host has to ask the device, it asks here.
+        All are laid out before the first one runs, so that the host synchronizes with the device
+        only here.
         """
         size, device = self.config.token_limit, batch.input_ids.device
         if packed:
-            chunks = [torch.tensor(rows, device=device) for rows in packed_chunks(batch.lengths.tolist(), size)]
+            chunks = [
+                torch.tensor(rows, device=device)
+                for rows in packed_chunks(batch.lengths.tolist(), size)
+            ]
         else:
             chunks = batch.chunks(size)
         parts = [(rows, batch.select(rows)) for rows in chunks]
-        return [MicroBatch(rows=rows, batch=part, layout=RowLayout.of(part, packed=packed)) for rows, part in parts]
+        return [
+            MicroBatch(rows=rows, batch=part, layout=RowLayout.of(part, packed=packed))
+            for rows, part in parts
+        ]
 
     def _gradients(
         self, batch: Batch, rows: Tensor, *, warming: bool, packed: bool, where: str
@@ -186,20 +231,24 @@ class Learner:
             masks.append(part.batch.loss_mask.flatten())
             for name, value in {"loss": loss.detach(), **metrics}.items():
                 sums[name] = sums[name] + value if name in sums else value
-        # Only now does the host wait for the device, once for all micro-batches.
+        # The host synchronizes with the device here, once for all micro-batches.
         numbers = dict(zip(sums, torch.stack(list(sums.values())).tolist(), strict=True))
         if not math.isfinite(numbers["loss"]):
             raise TrainingError(
-                f"{where}: the loss is {numbers.pop('loss')}, so nothing was updated. Parts: {numbers}. Lower "
+                f"{where}: the loss is {numbers.pop('loss')}, so nothing was updated. Parts: "
+                f"{numbers}. Lower "
                 "train.lr, check the environment's rewards, or resume from the last checkpoint"
             )
         del numbers["loss"]
         weight = numbers.pop("weight", 1.0) or 1.0
-        # Under token_sum_norm the weights do not sum to 1: means over tokens are meant, losses are not.
+        # Under token_sum_norm the weights do not sum to 1. Token metrics are means, so they are
+        # divided; losses are not.
         means = {name: v if name.endswith("_loss") else v / weight for name, v in numbers.items()}
         return means, Gap.of(torch.cat(gaps)[torch.cat(masks)])
 
-    def _loss(self, part: "MicroBatch", *, warming: bool) -> tuple[Tensor, dict[str, Tensor], Tensor]:
+    def _loss(
+        self, part: "MicroBatch", *, warming: bool
+    ) -> tuple[Tensor, dict[str, Tensor], Tensor]:
         policy, algorithm, micro = self.policy, self.algorithm, part.batch
         values: Tensor | None = None
         if policy.shares_trunk:
@@ -217,7 +266,8 @@ class Learner:
         return loss, metrics, scores.logprobs
 
     def _apply(self, factor: float, *, warming: bool, where: str) -> dict[str, float]:
-        # While only the critic learns, a shared trunk has no gradient and stays; a separate policy is left out.
+        # During critic warm-up a shared trunk has no gradient, and a separate policy is not
+        # stepped.
         named = {"grad_norm": self.optimizer, "critic_grad_norm": self.critic_optimizer}
         moving = {name: optimizer for name, optimizer in named.items() if optimizer is not None}
         if warming and self.critic_optimizer is not None:
@@ -226,7 +276,8 @@ class Learner:
             norms = {name: optimizer.clip() for name, optimizer in moving.items()}
         except NonFiniteError as error:
             raise TrainingError(
-                f"{where}: {error}, so nothing was updated; lower train.lr, or resume from the last checkpoint"
+                f"{where}: {error}, so nothing was updated; lower train.lr, or resume from the "
+                "last checkpoint"
             ) from error
         for optimizer in moving.values():
             optimizer.step(factor)
@@ -243,8 +294,10 @@ class MicroBatch:
     layout: RowLayout
 
 
-def over_rows(batch: Batch, micros: Sequence[MicroBatch], function: Callable[[Batch, RowLayout], Tensor]) -> Tensor:
-    """[B, T]: what `function` says of each row, asked a micro-batch at a time."""
+def over_rows(
+    batch: Batch, micros: Sequence[MicroBatch], function: Callable[[Batch, RowLayout], Tensor]
+) -> Tensor:
+    """[B, T]: the results of `function` for all rows, computed by micro-batch."""
     result = torch.zeros_like(batch.logprobs)
     for micro in micros:
         found = function(micro.batch, micro.layout)
@@ -253,7 +306,8 @@ def over_rows(batch: Batch, micros: Sequence[MicroBatch], function: Callable[[Ba
 
 
 def choose_packing(asked: Literal["auto"] | bool, policy: Policy) -> bool:
-    """Whether this policy's rows are packed: where asked for, or by itself where one kernel attends to all rows.
+    """True if this policy's rows are packed: if requested, or under auto if one kernel attends to
+    all rows.
 
     A model that cannot be packed is padded, with one warning where packing was expected.
     """

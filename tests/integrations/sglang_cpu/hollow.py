@@ -10,7 +10,8 @@ class Hollow(ModuleType):
     """A module that holds whatever is asked of it, as classes that cannot be made."""
 
     InterpolationMode = StrEnum(
-        "InterpolationMode", ["NEAREST", "NEAREST_EXACT", "BILINEAR", "BICUBIC", "BOX", "HAMMING", "LANCZOS"]
+        "InterpolationMode",
+        ["NEAREST", "NEAREST_EXACT", "BILINEAR", "BICUBIC", "BOX", "HAMMING", "LANCZOS"],
     )
     """torchvision's, whose members transformers lists as soon as it sees a torchvision."""
 
@@ -23,7 +24,9 @@ class Hollow(ModuleType):
             raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
 
         def unusable(*_: object, **__: object) -> NoReturn:
-            raise RuntimeError(f"{self.__name__}.{name} was called, and only a stand-in is installed")
+            raise RuntimeError(
+                f"{self.__name__}.{name} was called, and only a stand-in is installed"
+            )
 
         return type(name, (), {"__init__": unusable})
 

@@ -1,1 +1,2 @@
-"""Other projects' config keys in our tree: a table of names, rules for keys that belong together, the translation."""
+"""Translation of other projects' config keys: the table of names, rules for combinations of keys,
+and the translator."""

@@ -1,1 +1,1 @@
-"""The environments that come with turnwise. Each stands alone: none imports another."""
+"""The environments that come with turnwise. They are independent: none imports another."""

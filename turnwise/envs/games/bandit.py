@@ -1,4 +1,5 @@
-"""Two arms, one turn: a sure small pay, or a rare large one. The optimum is known, so learning can be judged."""
+"""A one-turn bandit with two arms: a certain small reward, or a rare large one. The optimum is
+known, so learning can be verified."""
 
 from random import Random
 from typing import Any
@@ -18,14 +19,21 @@ _TRAIN_ARMS = (
     ("Weaver", "Stuntman"),
     ("Archivist", "Prospector"),
 )
-_VAL_ARMS = (("Potter", "Corsair"), ("Postman", "Acrobat"), ("Notary", "Adventurer"), ("Cobbler", "Daredevil"))
+_VAL_ARMS = (
+    ("Potter", "Corsair"),
+    ("Postman", "Acrobat"),
+    ("Notary", "Adventurer"),
+    ("Cobbler", "Daredevil"),
+)
 
 
 class Bandit(BaseEnv):
-    """One choice between a steady arm that pays `low` and a daring one that pays `high` with probability `chance`.
+    """One choice between a steady arm that pays `low` and a daring one that pays `high` with
+    probability `chance`.
 
-    The instance (names, their order, the day) comes from the seed, so the members of a group read the same prompt;
-    the draw comes from `noise_seed`. The daring arm is best where chance * high > low, as by default.
+    The instance (names, their order, the day) comes from the seed, so the members of a group read
+    the same prompt; the draw comes from `noise_seed`. The daring arm is best where chance * high >
+    low, as by default.
 
     Example:
         >>> env = Bandit()
@@ -47,13 +55,16 @@ class Bandit(BaseEnv):
         chance: float = 0.25,
         arms: tuple[str, str] | None = None,
     ) -> None:
-        """`arms` names the steady and the daring arm; None: they come from the seed, others for validation."""
+        """`arms` names the steady and the daring arm; None: they come from the seed, others for
+        validation."""
         if not 0.0 <= chance <= 1.0:
             raise ValueError(f"chance is a probability, got {chance}")
         if arms is not None and (len(arms) != 2 or arms[0].casefold() == arms[1].casefold()):
             raise ValueError(f"arms are two different names, got {arms}")
         self.low, self.high, self.chance = low, high, chance
-        self.instruction = "Two people offer to work for you. Choose the one who earns you more on average."
+        self.instruction = (
+            "Two people offer to work for you. Choose the one who earns you more on average."
+        )
         self._arms = arms
         self._steady = self._daring = ""
         self._noise = Random(0)
@@ -67,7 +78,9 @@ class Bandit(BaseEnv):
     def best_action(self) -> str:
         return self._daring if self.chance * self.high > self.low else self._steady
 
-    def reset(self, seed: int | None = None, *, noise_seed: int = 0, split: str = "train", **kwargs: Any) -> str:
+    def reset(
+        self, seed: int | None = None, *, noise_seed: int = 0, split: str = "train", **kwargs: Any
+    ) -> str:
         refuse_keywords(kwargs, name="bandit")
         rng = Random(derive_seed(seed or 0, f"bandit/{split}"))
         pairs = _TRAIN_ARMS if split == "train" else _VAL_ARMS

@@ -14,10 +14,11 @@ from turnwise.seeding import derive_seed
 
 
 class MathQAEnv(BaseEnv):
-    """One question per episode. A right answer at the first try earns 1, then 1/2, 1/4, ...; a wrong one earns 0.
+    """One question per episode. A right answer at the first try earns 1, then 1/2, 1/4, ...; a
+    wrong one earns 0.
 
-    Train and validation questions are told apart by the content of the question they were made from, so a rewritten or
-    backward question is never on the other side of its original.
+    Train and validation questions are told apart by the content of the question they were made
+    from, so a rewritten or backward question is never on the other side of its original.
 
     Example:
         >>> env = MathQAEnv(data=[{"question": "What is 6 times 7?", "answer": "42"}], max_tries=2)
@@ -27,7 +28,10 @@ class MathQAEnv(BaseEnv):
         (('Incorrect. Think again. What is 6 times 7?', 0.0, False), ('Correct.', 0.5, True))
     """
 
-    instruction = "Solve the math problem. Answer with the final result alone: a number or an expression, no sentence."
+    instruction = (
+        "Solve the math problem. Answer with the final result alone: a number or an expression, no "
+        "sentence."
+    )
 
     def __init__(
         self,
@@ -45,8 +49,10 @@ class MathQAEnv(BaseEnv):
         """Reads the questions; environments with the same file share them.
 
         Args:
-            data: JSON (MetaMathQA), JSON lines (GSM8K), rows or "hf:owner/name[/subset][:split]". None: a small sample.
-            val_data: questions for validation, of the same form. None: the share `val_fraction` of `data`.
+            data: JSON (MetaMathQA), JSON lines (GSM8K), rows or "hf:owner/name[/subset][:split]".
+                None: a small sample.
+            val_data: questions for validation, of the same form. None: the share `val_fraction` of
+                `data`.
             question_column: where it is not query, question or problem.
             answer_column: where it is not response, answer or solution.
             compare: exact (numbers and text, normalised) or math (math-verify, extra `math`).
@@ -65,14 +71,19 @@ class MathQAEnv(BaseEnv):
             )
         if val_data is None and not 0.0 < val_fraction < 1.0:
             raise ValueError(
-                f"val_fraction lies between 0 and 1 so that both splits have questions, got {val_fraction}"
+                "val_fraction lies between 0 and 1 so that both splits have questions, got "
+                f"{val_fraction}"
             )
         columns = (question_column, answer_column)
         self.questions = _split(
-            _read(data, columns), None if val_data is None else _read(val_data, columns), val_fraction
+            _read(data, columns),
+            None if val_data is None else _read(val_data, columns),
+            val_fraction,
         )
         if backward:
-            self.questions = {split: _with_backward(side, backward) for split, side in self.questions.items()}
+            self.questions = {
+                split: _with_backward(side, backward) for split, side in self.questions.items()
+            }
         self.compare: Compare = compare
         self.verify_timeout = verify_timeout
         self.max_tries = max_tries
@@ -81,7 +92,7 @@ class MathQAEnv(BaseEnv):
         self._tries = 0
 
     def reset(self, seed: int | None = None, *, split: str = "train", **kwargs: Any) -> str:
-        """The question that this seed stands for."""
+        """The question of this seed."""
         refuse_keywords(kwargs, name="math_qa")
         if split not in self.questions:
             raise ValueError(f"split is one of {', '.join(self.questions)}, got {split!r}")
@@ -94,7 +105,9 @@ class MathQAEnv(BaseEnv):
     def question(self) -> Question:
         """The current question."""
         if self._question is None:
-            raise EnvError("an episode begins with reset(), but there is no question yet, or it is over")
+            raise EnvError(
+                "an episode begins with reset(), but there is no question yet, or it is over"
+            )
         return self._question
 
     def step(self, action: str) -> tuple[str, float, bool, dict[str, Any]]:
@@ -107,7 +120,12 @@ class MathQAEnv(BaseEnv):
         info = {"success": right, "tries": self._tries, "kind": question.kind}
         if done:
             self._question = None
-            return ("Correct." if right else f"Incorrect. The answer is {question.answer}."), reward, True, info
+            return (
+                ("Correct." if right else f"Incorrect. The answer is {question.answer}."),
+                reward,
+                True,
+                info,
+            )
         return f"Incorrect. Think again. {question.text}", reward, False, info
 
     def state_key(self) -> str | None:
@@ -129,10 +147,13 @@ def _read(
 def _split(
     questions: tuple[Question, ...], val: tuple[Question, ...] | None, val_fraction: float
 ) -> dict[str, tuple[Question, ...]]:
-    """Both sides. Given validation questions win: what they share with the others leaves the training side."""
+    """The questions of both splits. A training question that is also in `val_data` is removed."""
     if val is not None:
         keys = {question.key for question in val}
-        sides = {"train": tuple(question for question in questions if question.key not in keys), "val": val}
+        sides = {
+            "train": tuple(question for question in questions if question.key not in keys),
+            "val": val,
+        }
     elif len({question.key for question in questions}) == 1:
         return {"train": questions, "val": questions}
     else:
@@ -147,7 +168,9 @@ def _split(
 
 
 @lru_cache(maxsize=8)
-def _split_by_content(questions: tuple[Question, ...], val_fraction: float) -> dict[str, tuple[Question, ...]]:
+def _split_by_content(
+    questions: tuple[Question, ...], val_fraction: float
+) -> dict[str, tuple[Question, ...]]:
     val = tuple(question.is_val(val_fraction) for question in questions)
     return {
         "train": tuple(question for question, flag in zip(questions, val, strict=True) if not flag),
@@ -157,4 +180,6 @@ def _split_by_content(questions: tuple[Question, ...], val_fraction: float) -> d
 
 @lru_cache(maxsize=8)
 def _with_backward(questions: tuple[Question, ...], limit: int) -> tuple[Question, ...]:
-    return questions + tuple(back for question in questions for back in backward_questions(question, limit=limit))
+    return questions + tuple(
+        back for question in questions for back in backward_questions(question, limit=limit)
+    )

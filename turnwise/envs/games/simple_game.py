@@ -15,9 +15,11 @@ _DEFAULTS: dict[str, int] = {"size": 10, "max_steps": 20}
 
 
 class SimpleGameEnvironment(BaseEnv):
-    """A line of `size` places; "left" and "right" move by one. Reaching the target pays 1 and ends the game.
+    """A line of `size` places; "left" and "right" move by one. Reaching the target pays 1 and ends
+    the game.
 
-    The settings come as a dict, as an EnvConfig, or as any object with the attributes `size` and `max_steps`.
+    The settings come as a dict, as an EnvConfig, or as any object with the attributes `size` and
+    `max_steps`.
 
     Example:
         >>> env = SimpleGameEnvironment({"size": 4})
@@ -27,15 +29,22 @@ class SimpleGameEnvironment(BaseEnv):
         (0.0, 1.0)
     """
 
-    instruction = "You stand on a line of places. Walk to the target. left lowers your place by 1, right raises it."
+    instruction = (
+        "You stand on a line of places. Walk to the target. left lowers your place by 1, right "
+        "raises it."
+    )
     actions = ("left", "right")
 
-    def __init__(self, config: Any = None, *, size: int | None = None, max_steps: int | None = None) -> None:
+    def __init__(
+        self, config: Any = None, *, size: int | None = None, max_steps: int | None = None
+    ) -> None:
         settings = _settings(config)
         self.size = settings["size"] if size is None else size
         self.max_steps = settings["max_steps"] if max_steps is None else max_steps
         if self.size < 3 or self.max_steps < 1:
-            raise ValueError(f"size is at least 3 and max_steps 1, got {self.size} and {self.max_steps}")
+            raise ValueError(
+                f"size is at least 3 and max_steps 1, got {self.size} and {self.max_steps}"
+            )
         self._place = self._target = self._steps = 0
 
     def reset(self, seed: int | None = None, *, split: str = "train", **kwargs: Any) -> str:
@@ -46,7 +55,10 @@ class SimpleGameEnvironment(BaseEnv):
             if self._is_val() == (split != "train"):
                 self._steps = 0
                 return self._text()
-        raise EnvError(f"simple_game: no game for split {split!r} on a line of {self.size} places; make it longer")
+        raise EnvError(
+            f"simple_game: no game for split {split!r} on a line of {self.size} places; make it "
+            "longer"
+        )
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
         move = {"left": -1, "right": 1}.get(action.strip().casefold(), 0)
@@ -60,7 +72,10 @@ class SimpleGameEnvironment(BaseEnv):
         return -abs(self._place - self._target) / (self.size - 1)
 
     def _text(self) -> str:
-        return f"Places 0 to {self.size - 1}. You are at {self._place}, the target is at {self._target}."
+        return (
+            f"Places 0 to {self.size - 1}. You are at {self._place}, the target is at "
+            f"{self._target}."
+        )
 
     def _is_val(self) -> bool:
         key = f"{self.size} {self._place} {self._target}".encode()

@@ -37,14 +37,18 @@ def calculate(expression: str) -> Fraction:
         (Fraction(2045, 6), Fraction(-25, 1))
     """
     if len(expression) > MAX_CHARS:
-        raise CalculatorError(f"an expression has at most {MAX_CHARS} characters, got {len(expression)}")
+        raise CalculatorError(
+            f"an expression has at most {MAX_CHARS} characters, got {len(expression)}"
+        )
     tokens: list[str] = []
     place = 0
     text = expression.replace(",", "").replace("\u00d7", "*").replace("\u00f7", "/").rstrip()
     while place < len(text):
         match = _TOKEN.match(text, place)
         if match is None:
-            raise CalculatorError(f"expected a number or one of + - * / ^ % ( ), got {text[place : place + 10]!r}")
+            raise CalculatorError(
+                f"expected a number or one of + - * / ^ % ( ), got {text[place : place + 10]!r}"
+            )
         tokens.append(match[1] or match[2].replace("**", "^"))
         place = match.end()
     parser = _Parser(tokens)
@@ -58,8 +62,8 @@ def format_number(value: Fraction) -> str:
     """The number in decimals; with twelve digits where it has no end.
 
     Example:
-        >>> format_number(Fraction(7, 4)), format_number(Fraction(1, 3)), format_number(Fraction(-8))
-        ('1.75', '0.333333333333', '-8')
+        >>> [format_number(Fraction(*parts)) for parts in ((7, 4), (1, 3), (-8,))]
+        ['1.75', '0.333333333333', '-8']
     """
     if value.denominator == 1:
         return str(value.numerator)
@@ -70,8 +74,14 @@ def format_number(value: Fraction) -> str:
     if rest == 1 and value.denominator <= 10**12:
         digits = next(count for count in range(1, 60) if 10**count % value.denominator == 0)
         scaled = str(abs(value.numerator) * 10**digits // value.denominator).rjust(digits + 1, "0")
-        return ("-" if value < 0 else "") + f"{scaled[:-digits]}.{scaled[-digits:]}".rstrip("0").rstrip(".")
-    return f"{float(value):.12g}" if abs(value) < 10**300 and abs(value) > Fraction(1, 10**300) else str(value)
+        return ("-" if value < 0 else "") + f"{scaled[:-digits]}.{scaled[-digits:]}".rstrip(
+            "0"
+        ).rstrip(".")
+    return (
+        f"{float(value):.12g}"
+        if abs(value) < 10**300 and abs(value) > Fraction(1, 10**300)
+        else str(value)
+    )
 
 
 class _Parser:
@@ -94,7 +104,13 @@ class _Parser:
             operator, right = self._take(), self._signed(depth)
             if operator != "*" and right == 0:
                 raise CalculatorError("division by zero")
-            value = _bounded(value * right if operator == "*" else value / right if operator == "/" else value % right)
+            value = _bounded(
+                value * right
+                if operator == "*"
+                else value / right
+                if operator == "/"
+                else value % right
+            )
         return value
 
     def _signed(self, depth: int) -> Fraction:

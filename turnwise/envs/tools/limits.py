@@ -10,12 +10,16 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-def with_time_limit(function: Callable[P, R], *, seconds: float, memory_mb: int | None = None) -> Callable[P, R]:
-    """The same function, but a call that takes longer than `seconds` is killed and raises TimeoutError.
+def with_time_limit(
+    function: Callable[P, R], *, seconds: float, memory_mb: int | None = None
+) -> Callable[P, R]:
+    """The same function, but a call that takes longer than `seconds` is killed and raises
+    TimeoutError.
 
-    ToolEnv's own limit lets a slow call go on in its thread; this one ends it, whatever it does, and can limit its
-    memory too. The function must be importable (defined at the top level of a module), and its arguments and result are
-    JSON, as those of tools are. Its process is started by the first call and kept.
+    ToolEnv's own limit lets a slow call go on in its thread; this one ends it, whatever it does,
+    and can limit its memory too. The function must be importable (defined at the top level of a
+    module), and its arguments and result are JSON, as those of tools are. Its process is started by
+    the first call and kept.
 
     Example:
         >>> import statistics
@@ -26,7 +30,8 @@ def with_time_limit(function: Callable[P, R], *, seconds: float, memory_mb: int 
     module, name = function.__module__, function.__qualname__
     if module == "__main__" or "<" in name:
         raise ValueError(
-            f"a function with a time limit is defined at the top level of a module that can be imported, "
+            "a function with a time limit is defined at the top level of a module that can be "
+            "imported, "
             f"got {module}:{name}; move it into a file of its own"
         )
     if seconds <= 0:

@@ -19,17 +19,25 @@ class Document:
     text: str
 
 
-def load_documents(path: str | Path, *, title_column: str = "title", text_column: str = "text") -> tuple[Document, ...]:
-    """The documents of a JSON lines file (a title and a text each), or of a directory of .txt, .md and .rst files.
+def load_documents(
+    path: str | Path, *, title_column: str = "title", text_column: str = "text"
+) -> tuple[Document, ...]:
+    """The documents of a JSON lines file (a title and a text each), or of a directory of .txt, .md
+    and .rst files.
 
     Links that lead out of the directory are not followed.
     """
     root = Path(path).expanduser()
     if root.is_dir():
         inside = root.resolve()
-        files = sorted(file for file in root.rglob("*") if file.suffix in SUFFIXES and file.is_file())
+        files = sorted(
+            file for file in root.rglob("*") if file.suffix in SUFFIXES and file.is_file()
+        )
         found = [
-            Document(title=file.relative_to(root).as_posix(), text=file.read_text(encoding="utf-8", errors="replace"))
+            Document(
+                title=file.relative_to(root).as_posix(),
+                text=file.read_text(encoding="utf-8", errors="replace"),
+            )
             for file in files
             if file.resolve().is_relative_to(inside)
         ]
@@ -41,7 +49,8 @@ def load_documents(path: str | Path, *, title_column: str = "title", text_column
         ]
     else:
         raise FileNotFoundError(
-            f"no documents at {root}; give a JSON lines file or a directory of {', '.join(SUFFIXES)}"
+            f"no documents at {root}; give a JSON lines file or a directory of "
+            f"{', '.join(SUFFIXES)}"
         )
     if not found:
         raise ValueError(f"a search needs documents, found none at {root}")
@@ -55,8 +64,13 @@ def _document(line: str, number: int, path: Path, title_column: str, text_column
         raise ValueError(f"{path}, line {number} is not JSON: {error}") from error
     fields = cast(dict[str, Any], row) if isinstance(row, dict) else {}
     if not isinstance(fields.get(text_column), str):
-        raise ValueError(f"{path}, line {number}: a document has a text in column {text_column!r}; set text_column")
-    return Document(title=str(fields.get(title_column, f"document {number}")), text=fields[text_column])
+        raise ValueError(
+            f"{path}, line {number}: a document has a text in column {text_column!r}; set "
+            "text_column"
+        )
+    return Document(
+        title=str(fields.get(title_column, f"document {number}")), text=fields[text_column]
+    )
 
 
 def make_search_tool(
@@ -65,7 +79,8 @@ def make_search_tool(
     """A tool called `search` for ToolEnv: the best documents for a query, each with its beginning.
 
     Example:
-        >>> pages = [Document(title="Otters", text="Otters swim and eat fish."), Document(title="Owls", text="Fly.")]
+        >>> pages = [Document(title="Otters", text="Otters swim and eat fish."),
+        ...     Document(title="Owls", text="Fly.")]
         >>> make_search_tool(pages)("Which animals eat fish?")
         '[1] Otters\\nOtters swim and eat fish.'
     """
@@ -84,7 +99,8 @@ def make_search_tool(
         if not hits:
             return "Nothing found."
         return "\n\n".join(
-            f"[{place}] {hit.title}\n{hit.text[:snippet_chars].strip()}" for place, hit in enumerate(hits, start=1)
+            f"[{place}] {hit.title}\n{hit.text[:snippet_chars].strip()}"
+            for place, hit in enumerate(hits, start=1)
         )
 
     return search

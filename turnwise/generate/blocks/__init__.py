@@ -1,1 +1,1 @@
-"""The engine of CUDA: packed prefills and blocks of decode steps that stay on the device."""
+"""The CUDA engine: packed prefills and blocks of decode steps that run without the host."""

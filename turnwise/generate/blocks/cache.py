@@ -1,4 +1,5 @@
-"""Keys and values of all slots, and how a model's attention reaches them."""
+# pyright: reportUnknownMemberType=false
+"""The key/value cache of all slots, and the attention function that reads it."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +16,7 @@ ATTENTION = "turnwise_blocks"
 
 @dataclass(kw_only=True)
 class View:
-    """What one forward pass over packed tokens [1, N] sees of the cache."""
+    """The view of the cache in one forward pass over packed tokens [1, N]."""
 
     rows: Tensor  # [N] slot of each token
     write: Tensor  # [N] position of its key and value
@@ -30,10 +31,11 @@ class View:
 
 
 class PackedCache(Cache):
-    """Keys and values of all slots: [slots + 1, HK, length + 1, D] per layer, the last row and position scratch.
+    """Keys and values of all slots: [slots + 1, HK, length + 1, D] per layer, the last row and
+    position scratch.
 
-    The first positions of a slot may be in another slot (`holders`, `shared`): what a group's prompts have in common
-    is kept once, and read once.
+    The first positions of a slot may be in another slot (`holders`, `shared`): a group's common
+    prompt prefix is stored and read once.
     """
 
     def __init__(self, *, slots: int, length: int, device: torch.device) -> None:
@@ -48,7 +50,7 @@ class PackedCache(Cache):
         self._store: Tensor | None = None
 
     def allocate(self, *, layers: int, heads: int, dim: int, like: Tensor) -> None:
-        """Takes the memory of all layers at once, for models whose layers are alike."""
+        """Allocates the memory of all layers at once, for models with equal layers."""
         shape = (layers, 2, self.slots + 1, heads, self.length + 1, dim)
         store = torch.zeros(shape, dtype=like.dtype, device=like.device)
         self._store = store
@@ -71,7 +73,8 @@ class PackedCache(Cache):
         return keys, values
 
     def copy(self, sources: Tensor, targets: Tensor, *, first: int, last: int) -> None:
-        """Gives the target slots the positions first..last of the source slots, which hold them themselves."""
+        """Copies positions first..last of the source slots to the target slots. The sources must
+        not share them."""
         if self._store is not None:
             part = self._store[:, :, :, :, first:last]
             part.index_copy_(2, targets, part.index_select(2, sources))
@@ -95,7 +98,8 @@ class PackedCache(Cache):
 
 
 class Active:
-    """The view of the pass that is running; a plain attribute, so that torch.compile can see through it."""
+    """The view of the pass that is running; a plain attribute, so that torch.compile can trace
+    it."""
 
     view: View | None = None
     softcap: bool = True

@@ -1,4 +1,4 @@
-"""Plans blocks for the requests of a generator, and hands out the tokens of the blocks that ran."""
+"""Plans blocks for the requests of a generator, and returns the tokens of finished blocks."""
 
 import time
 from collections import deque
@@ -20,11 +20,12 @@ MAX_TWINS = 63
 """Prompts that share one prefill, besides the one that is computed."""
 _NEVER = 1 << 62
 LONGEST_LEAD = 0.01
-"""Seconds that launching a block is taken to need, at most: the first ones capture graphs."""
+"""Upper limit of the estimated launch time in seconds. The first launches capture graphs and are
+slower."""
 FADE = 0.8
-"""What is left of an earlier launch's time with every later one."""
+"""Decay of the estimated launch time per launch."""
 MIN_SHARED = 32
-"""Ids that two different prompts must begin with in common for their states to be copied."""
+"""Minimum common prefix of two prompts, in ids, for their states to be copied."""
 
 
 class Driven(Protocol):
@@ -40,7 +41,7 @@ class Driven(Protocol):
 
 @dataclass(kw_only=True, slots=True)
 class Outcome:
-    """What a request was given since it was last heard of: tokens, in order."""
+    """New tokens of a request, in order."""
 
     request: Driven
     ids: list[int]
@@ -50,47 +51,51 @@ class Outcome:
 
 
 class BlockDriver:
-    """Keeps one block running ahead: a block is launched before the one that runs has been read.
+    """Runs one block ahead: launches a block before the results of the running one are read.
 
-    A request ends by itself when the device stops it, or by `leave` when nobody waits for it any more; its slot is then
-    put to rest with the next block, and what the running block still draws for it is ignored. Between two blocks the
-    host's work does not grow with the requests that go on, only with those that begin or end.
+    A request ends when the device stops it, or by `leave` if it was cancelled. Then its slot is
+    disabled with the next block, and further tokens of the running block are ignored. Between two
+    blocks the host's work depends on the number of requests that begin or end, not on those that
+    continue.
 
-    Prompts that begin alike are prefilled once: equal ones draw from the same logits and read the first one's states
-    (`Sharing`), and others are given a copy of what they share with the last prompt that was prefilled from its start.
+    Common prompt prefixes are prefilled once: equal prompts sample from the same logits and read
+    the first one's states (`Sharing`); others get a copy of the prefix they share with the last
+    prompt that was prefilled from its start.
     """
 
     def __init__(self, engine: BlockEngine, *, stop_ids: Collection[int]) -> None:
         self.engine = engine
         self.shared_tokens = 0
-        """Ids whose states another prompt had computed."""
+        """Ids whose states were reused from another prompt."""
         self.decode_steps = 0
         self.prefill_seconds = 0.0
-        """What the device spent on prompts, copies included, in the blocks that were read."""
+        """Device seconds spent on prompts, copies included, in the blocks that were read."""
         self.decode_seconds = 0.0
-        # At id + 1, so that the first place is that of no token; the last one is that of all greater ids.
+        # Indexed by id + 1: entry 0 stands for no token, the last entry for all greater ids.
         self._is_stop = np.zeros(max(stop_ids, default=0) + 3, dtype=bool)
         self._is_stop[[token + 1 for token in stop_ids]] = True
         self._live: dict[int, Driven] = {}
         self._watched: set[int] = set()
-        """Slots of requests that something may end which only the host can see: read out block by block."""
+        """Slots whose requests may end by a condition that only the host checks (stop strings).
+        Read after every block."""
         self._truncated: dict[int, tuple[int, float]] = {}
         self._rests: list[int] = []
         self._unread: deque[tuple[int, Launched]] = deque()
         """The blocks that were launched and not read yet, by number."""
         self._number = 0
-        # By slot: the first block of its request (far ahead where there is none), its limit, and what was drawn for it.
+        # By slot: the first block of its request (a large number if there is none), its token
+        # limit, and the number of tokens drawn.
         self._since = np.full(engine.slots, _NEVER, dtype=np.int64)
         self._limit = np.zeros(engine.slots, dtype=np.int64)
         self._drawn = np.zeros(engine.slots, dtype=np.int64)
         self._kept: list[tuple[list[int], list[float]]] = [([], []) for _ in range(engine.slots)]
-        """By slot: what was drawn for its request and not handed out yet."""
+        """By slot: tokens that were drawn and not returned yet."""
         self._opening: tuple[SessionState, int, tuple[int, ...]] | None = None
         self._sharing = Sharing()
         self._step_seconds = 0.0
-        """What a step took in the last block that was read."""
+        """Seconds per step in the last block that was read."""
         self._lead = 0.0
-        """What launching a block took the host, the longest time lately."""
+        """Recent maximum of the host's launch time in seconds."""
 
     @property
     def running(self) -> bool:
@@ -99,24 +104,24 @@ class BlockDriver:
 
     @property
     def ready(self) -> bool:
-        """Whether `read` would not have to wait."""
+        """True if `read` would not block."""
         return not self._unread or self._unread[0][1].done
 
     @property
     def all_done(self) -> bool:
-        """Whether nothing runs on the device any more."""
+        """True if nothing is running on the device."""
         return not self._unread or self._unread[-1][1].done
 
     def ending(self, *, within: float) -> bool:
-        """Whether the next block should be launched now, because the device is about to have nothing to do: in its last
-        step, or in as little time as launching took lately and `within` seconds more."""
+        """True if the next block should be launched now: the device is in its last step, or becomes
+        idle within the launch time plus `within` seconds."""
         if not self._unread:
             return True
         remaining = self._unread[-1][1].remaining(self._step_seconds)
         return remaining <= max(self._step_seconds, self._lead + within)
 
     def launch(self, waiting: Sequence[Driven], *, steps: int | None = None) -> None:
-        """Launches the next block, if anybody is to have tokens, with `waiting` requests beginning in it.
+        """Launches the next block if any request needs tokens. `waiting` requests begin in it.
 
         Requests that have sessions in slots are given once, when they begin.
         """
@@ -126,9 +131,10 @@ class BlockDriver:
         if not self._live:
             return
         rests, self._rests = self._rests, []
-        # What was drawn is known up to the last block that was read, so this never asks for too few.
+        # The count of drawn tokens is only known up to the last block that was read, so this is an
+        # upper bound.
         most = int((self._limit - self._drawn)[self._since < _NEVER].max()) - 1
-        if steps is None or most <= self.engine.steps:  # short replies are over in one block
+        if steps is None or most <= self.engine.steps:  # short replies end within one block
             steps = self.engine.steps
         steps = max(1, min(steps, most))
         launched = self.engine.launch(
@@ -147,8 +153,8 @@ class BlockDriver:
         self._lead = max(min(time.perf_counter() - began, LONGEST_LEAD), FADE * self._lead)
 
     def read(self) -> list[Outcome]:
-        """The tokens of the oldest block that was not read yet, once it ran: of requests that ended, and of those that
-        only the host can end."""
+        """The tokens of the oldest block that was not read yet, once it ran: of requests that
+        ended, and of those that only the host can end."""
         if not self._unread:
             return []
         number, launched = self._unread.popleft()
@@ -157,7 +163,7 @@ class BlockDriver:
         self.prefill_seconds += prefilling
         self.decode_seconds += decoding
         self._step_seconds = decoding / max(1, len(ids) - 1)
-        # In a block that was launched since, a slot may have a new request already.
+        # The slot may already belong to a new request in a block launched since.
         live = self._since <= number
         self._keep(ids, logprobs, live=live)
         counts = (ids >= 0).sum(0) * live
@@ -166,18 +172,21 @@ class BlockDriver:
         stopped = self._is_stop.take(ids + 1, mode="clip").any(0)
         ended = (counts > 0) & ((self._drawn >= self._limit) | stopped)
         over: list[int] = (ended | broken).nonzero()[0].tolist()
-        watched = [slot for slot in self._watched if counts[slot] and not ended[slot] and not broken[slot]]
+        watched = [
+            slot for slot in self._watched if counts[slot] and not ended[slot] and not broken[slot]
+        ]
         outcomes: list[Outcome] = []
         for slot in (*over, *watched):
             (drawn, scores), self._kept[slot] = self._kept[slot], ([], [])
             request, bad = self._live[slot], bool(broken[slot])
             outcomes.append(Outcome(request=request, ids=drawn, logprobs=scores, broken=bad))
             if ended[slot] and not bad:
-                self._forget(slot)  # the device put it to rest by itself
+                self._forget(slot)  # the device disabled it
         return outcomes
 
     def _keep(self, ids: Array, logprobs: Array, *, live: Array) -> None:
-        """Adds what a block drew, [steps, slots] with -1 where nothing was drawn, to the slots that have requests."""
+        """Adds what a block drew, [steps, slots] with -1 where nothing was drawn, to the slots that
+        have requests."""
         columns, scores = ids.T.tolist(), logprobs.T.tolist()
         for slot in live.nonzero()[0].tolist():
             kept_ids, kept_logprobs = self._kept[slot]
@@ -191,7 +200,7 @@ class BlockDriver:
                     kept_logprobs.append(logprob)
 
     def leave(self, request: Driven) -> None:
-        """Notes that nobody waits for a request any more, if it is still running."""
+        """Cancels a request, if it is still running."""
         slot = request.state.slot
         if slot is not None and self._live.get(slot) is request:
             self._forget(slot)
@@ -211,7 +220,9 @@ class BlockDriver:
         self._kept[slot] = ([], [])
         self._limit[slot] = request.limit
         self._drawn[slot] = 0
-        return Start(slot=slot, seed=state.seed, temperature=sampling.temperature, limit=request.limit)
+        return Start(
+            slot=slot, seed=state.seed, temperature=sampling.temperature, limit=request.limit
+        )
 
     def _forget(self, slot: int) -> None:
         del self._live[slot]
@@ -220,7 +231,7 @@ class BlockDriver:
         self._truncated.pop(slot, None)
 
     def reset(self) -> None:
-        """Forgets everything that runs."""
+        """Drops all running requests."""
         for slot in list(self._live):
             self._forget(slot)
         self._unread.clear()
@@ -236,7 +247,7 @@ class BlockDriver:
         state.at = 1
 
     def _prefills(self, states: Sequence[SessionState]) -> tuple[list[Prefill], list[Copy]]:
-        """What must be computed for these sessions to begin, and what can be copied first."""
+        """The prefills that these sessions need, and the copies to make before."""
         prefills: list[Prefill] = []
         copies: list[Copy] = []
         first: dict[tuple[int, ...], int] = {}
@@ -263,7 +274,9 @@ class BlockDriver:
                 first[ids] = len(prefills)
                 newest = (state, slot, ids)
             shared = len(state.ids) // TILE * TILE if state.cached == 0 else 0
-            prefills.append(Prefill(slot=slot, start=start, ids=state.ids[start:], final=True, shared=shared))
+            prefills.append(
+                Prefill(slot=slot, start=start, ids=state.ids[start:], final=True, shared=shared)
+            )
             state.cached, state.at = len(state.ids), len(state.spans)
         self._opening = newest
         return prefills, copies
@@ -277,7 +290,8 @@ class BlockDriver:
 
 
 def _common(ids: tuple[int, ...], opening: tuple[int, ...]) -> int:
-    """How many ids both begin with, the last of `ids` left out: something must be computed to draw from.
+    """Length of the common prefix, without the last of `ids`: at least one id must be computed to
+    get logits.
 
     Example:
         >>> _common((1, 2, 3), (1, 2, 9, 9)), _common((1, 2), (1, 2, 3)), _common((1, 2, 3), (1, 2))

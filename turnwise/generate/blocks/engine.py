@@ -1,8 +1,11 @@
-"""The block engine: packed prefills and blocks of decode steps over slots, without the host in between.
+# pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false
+"""The block engine: packed prefills and blocks of decode steps over slots, without host
+synchronization.
 
-Sampling, stopping and log-probs stay on the device. The host plans a block (which prompts to prefill, how many steps
-to decode), launches it, and reads an earlier one's tokens meanwhile. On CUDA a decode step is a captured graph,
-compiled where that works; prefills are captured per size. On other devices everything runs eagerly, in the same order.
+Sampling, stopping and log-probs stay on the device. The host plans a block (which prompts to
+prefill, how many steps to decode), launches it, and reads an earlier one's tokens meanwhile. On
+CUDA a decode step is a captured graph, compiled where that works; prefills are captured per size.
+On other devices everything runs eagerly, in the same order.
 """
 
 import logging
@@ -40,7 +43,7 @@ class Start:
 
 @dataclass(kw_only=True, slots=True)
 class Copy:
-    """Positions first..last of one slot, for another: what two prompts have in common is computed once."""
+    """Copy of positions first..last from one slot to another, for a common prompt prefix."""
 
     source: int
     target: int
@@ -50,7 +53,8 @@ class Copy:
 
 @dataclass(kw_only=True, slots=True)
 class Link:
-    """From now on the first `num` positions of a slot are those of its holder; none, where it holds all of its own."""
+    """Makes the first `num` positions of a slot those of its holder; 0 means that the slot holds
+    all of its own."""
 
     slot: int
     holder: int
@@ -63,7 +67,8 @@ class BlockEngine:
     Args:
         steps: decode steps per block.
         capture: capture CUDA graphs. None: where the model is on CUDA.
-        compile: compile the decode step before it is captured, where the model has no fused pass of its own.
+        compile: compile the decode step before it is captured, where the model has no fused pass of
+            its own.
     """
 
     def __init__(
@@ -105,7 +110,7 @@ class BlockEngine:
         return 0 if self._cache is None else self._cache.num_bytes
 
     def free(self) -> None:
-        """Gives the memory of keys, values and graphs back; the next block allocates and captures again.
+        """Frees keys, values and graphs; the next block allocates and captures them again.
 
         A compiled step is kept by torch, so only the capture is repeated.
         """
@@ -129,13 +134,15 @@ class BlockEngine:
         truncation: dict[int, tuple[int, float]] | None = None,
         steps: int | None = None,
     ) -> Launched:
-        """Launches one block: slots in `rests` stop, states are copied, prompts are prefilled in order, then so many
-        steps are decoded. Nothing here waits for the device.
+        """Launches one block without synchronizing: disables the slots in `rests`, copies states,
+        prefills prompts in order, then decodes `steps` steps.
 
         Args:
             copies: what prompts have in common with one that was prefilled before.
-            moves: what slots hold for others that is about to be overwritten; in order, before the links change.
-            truncation: top-k and top-p of the slots that have any; they take the step apart, which is slower.
+            moves: what slots hold for others that is about to be overwritten; in order, before the
+                links change.
+            truncation: top-k and top-p of the slots that have any; they take the step apart, which
+                is slower.
         """
         state = self._ready()
         began = Mark.now(self.device)
@@ -160,7 +167,12 @@ class BlockEngine:
             self._prefill(part)
         self._copy(
             [
-                Copy(source=item.slot, target=twin, first=item.shared, last=item.start + len(item.ids))
+                Copy(
+                    source=item.slot,
+                    target=twin,
+                    first=item.shared,
+                    last=item.start + len(item.ids),
+                )
                 for item in prefills
                 for twin in item.twins
                 if item.start + len(item.ids) > item.shared
@@ -180,15 +192,19 @@ class BlockEngine:
     def _copy(self, copies: Sequence[Copy]) -> None:
         if copies:
             assert self._cache is not None
-            ends = self._staging.send([number for copy in copies for number in (copy.source, copy.target)])
+            ends = self._staging.send(
+                [number for copy in copies for number in (copy.source, copy.target)]
+            )
             first, last = min(copy.first for copy in copies), max(copy.last for copy in copies)
             self._cache.copy(ends[0::2], ends[1::2], first=first, last=last)
 
     def _link(self, links: Sequence[Link]) -> None:
         if links:
             assert self._cache is not None
-            found = {link.slot: link for link in links}  # the last one of a slot counts
-            numbers = [number for link in found.values() for number in (link.slot, link.holder, link.num)]
+            found = {link.slot: link for link in links}  # the last one per slot counts
+            numbers = [
+                number for link in found.values() for number in (link.slot, link.holder, link.num)
+            ]
             columns = self._staging.send(numbers).view(-1, 3)
             self._cache.holders[columns[:, 0]] = columns[:, 1].int()
             self._cache.shared[columns[:, 0]] = columns[:, 2].int()
@@ -197,7 +213,11 @@ class BlockEngine:
         if self._cache is None or self.state is None:
             self._cache = PackedCache(slots=self.slots, length=self.length, device=self.device)
             self.state = SlotState.make(
-                slots=self.slots, length=self.length, vocab=self._vocab, ring=2 * self.steps + 2, device=self.device
+                slots=self.slots,
+                length=self.length,
+                vocab=self._vocab,
+                ring=2 * self.steps + 2,
+                device=self.device,
             )
             if self._fused is not None:
                 self._fused.allocate(self._cache)
@@ -208,14 +228,20 @@ class BlockEngine:
     def _start(self, state: SlotState, starts: Sequence[Start]) -> None:
         staged = self._staging.take(4 * len(starts))
         columns = staged.values.reshape(4, -1)
-        columns[:3] = [[s.slot for s in starts], [s.seed for s in starts], [s.limit for s in starts]]
+        columns[:3] = [
+            [s.slot for s in starts],
+            [s.seed for s in starts],
+            [s.limit for s in starts],
+        ]
         columns[3].view(np.float64)[:] = [s.temperature for s in starts]
         slots, seeds, limits, temperatures = staged.send().view(4, -1)
         state.seed[slots] = seeds
         state.left[slots] = limits.int()
         state.temperature[slots] = temperatures.view(torch.float64).float()
 
-    def _forward(self, tokens: Tensor, positions: Tensor, view: View, keep: Tensor | None) -> Tensor:
+    def _forward(
+        self, tokens: Tensor, positions: Tensor, view: View, keep: Tensor | None
+    ) -> Tensor:
         """Logits [R, V] of the kept tokens (all, where None)."""
         assert self._cache is not None
         if self._fused is not None:
@@ -269,7 +295,9 @@ class BlockEngine:
         self._decode = self._captured_decode(forward, view, slots)
         return self._decode
 
-    def _captured_decode(self, forward: Callable[[], Tensor], view: View, slots: Tensor) -> Callable[[], None]:
+    def _captured_decode(
+        self, forward: Callable[[], Tensor], view: View, slots: Tensor
+    ) -> Callable[[], None]:
         state = self.state
         assert state is not None
 
@@ -280,9 +308,11 @@ class BlockEngine:
             return lambda: self._switched(step(forward), view)
         if self._compile and self._fused is None:
             try:
-                # Weights change in place between updates, so what was compiled stays right.
+                # Weights are updated in place, so the compiled code stays valid.
                 return self._graph(step(torch.compile(forward, dynamic=False)), view)
-            except Exception as error:  # whatever the compiler raises, the plain step still works
+            except (
+                Exception
+            ) as error:  # compilers raise many kinds of errors; the uncompiled step works
                 logger.warning("the decode step could not be compiled, it runs as it is: %r", error)
         return self._graph(step(forward), view)
 
@@ -292,7 +322,8 @@ class BlockEngine:
         ops.advance(self._truncated(forward(), range(self.slots)), slots, slots, state, decode=True)
 
     def _truncated(self, logits: Tensor, slots: Sequence[int]) -> Tensor:
-        """The logits, with everything outside top-k and top-p at -inf in the rows of the slots that have them."""
+        """The logits, with everything outside top-k and top-p at -inf in the rows of the slots that
+        have them."""
         state = self.state
         assert state is not None
         found = [(row, slot) for row, slot in enumerate(slots) if slot in self._truncation]
@@ -304,7 +335,9 @@ class BlockEngine:
         heat = state.temperature[torch.tensor([slot for _, slot in found], device=self.device)]
         logits = logits.float()
         scaled = logits[rows] / torch.where(heat > 0, heat, 1.0)[:, None]
-        logits[rows] = logits[rows].masked_fill(truncate(scaled, top_k=top_k, top_p=top_p).isinf(), float("-inf"))
+        logits[rows] = logits[rows].masked_fill(
+            truncate(scaled, top_k=top_k, top_p=top_p).isinf(), float("-inf")
+        )
         return logits
 
     def _prefill(self, items: Sequence[Prefill]) -> None:
@@ -335,7 +368,8 @@ class BlockEngine:
         ops.advance(logits, buffers.draw_rows, buffers.draw_base, state, decode=False)
 
     def _graph(self, step: Callable[[], None], view: View) -> Callable[[], None]:
-        """The step as a captured graph. Capturing happens while its rows rest, so nothing is drawn by it."""
+        """The step as a captured graph. It is captured while its slots are disabled, so capturing
+        draws nothing."""
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         saved = self._save()
@@ -355,7 +389,7 @@ class BlockEngine:
         self._load(saved)
 
         def replay(kept: tuple[object, ...] = (step, view)) -> None:
-            # A graph knows addresses only: what it reads must live as long as it does.
+            # A graph holds only addresses, so its inputs must live as long as the graph.
             graph.replay()
 
         return replay

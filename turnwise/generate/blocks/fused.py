@@ -1,8 +1,11 @@
-"""A forward pass of our own for the Llama family: the model's weights, few and fused kernels, no compiler.
+# pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false
+# pyright: reportUnknownVariableType=false
+"""A forward pass for the Llama family with fused kernels, on the model's own weights, without a
+compiler.
 
-transformers' modules launch some twenty kernels per layer, which is most of a small model's time. Here a layer is four
-matrix products and five kernels around them. The weights stay the model's own parameters: those that are multiplied
-together are moved into one block of memory once, and the parameters become views of it.
+transformers' modules launch about twenty kernels per layer, which dominates the time of a small
+model. Here a layer is four matrix products and five kernels around them. Weights that are
+multiplied together are moved into one tensor once, and the model's parameters become views of it.
 """
 
 from collections.abc import Sequence
@@ -23,7 +26,8 @@ ROPES = {"default", "linear", "llama3"}
 
 @dataclass(kw_only=True, slots=True)
 class _Joined:
-    """Linear layers that are multiplied as one: views of one weight, and of one bias where they have any."""
+    """Linear layers merged into one product: views of one weight, and of one bias if they have
+    any."""
 
     weight: Tensor  # [sum of outputs, H]
     bias: Tensor | None
@@ -71,11 +75,15 @@ class FusedModel:
             positions = torch.arange(length + 1, device=self.embedding.device)[None]
             cos, sin = inner.rotary_emb(self.embedding[:1][None], position_ids=positions)
         half = self.dim // 2
-        self.cos, self.sin = cos[0, :, :half].contiguous(), sin[0, :, :half].contiguous()  # [length + 1, D / 2]
+        self.cos, self.sin = (
+            cos[0, :, :half].contiguous(),
+            sin[0, :, :half].contiguous(),
+        )  # [length + 1, D / 2]
 
     @classmethod
     def of(cls, model: nn.Module, *, length: int) -> "FusedModel | None":
-        """The fused pass of this model, or None where it is not of the family or was changed (adapters, quantised)."""
+        """The fused pass of this model, or None if it is not of the Llama family or was modified
+        (adapters, quantisation)."""
         if type(model).__name__ not in FAMILY:
             return None
         inner: Any = cast(Any, model).model
@@ -97,7 +105,9 @@ class FusedModel:
 
     def allocate(self, cache: PackedCache) -> None:
         """The cache's memory, before the first pass."""
-        cache.allocate(layers=len(self.layers), heads=self.kv_heads, dim=self.dim, like=self.embedding)
+        cache.allocate(
+            layers=len(self.layers), heads=self.kv_heads, dim=self.dim, like=self.embedding
+        )
 
     def __call__(
         self, tokens: Tensor, positions: Tensor, cache: PackedCache, view: View, keep: Tensor | None
@@ -148,7 +158,8 @@ def _layer(layer: Any, *, length: int) -> _Layer:
     attention, mlp = layer.self_attn, layer.mlp
     norms = dict(attention.named_children())
     window = vars(attention).get("sliding_window") or 0
-    if window == 0 and type(layer).__name__.startswith("Mistral"):  # its attention reads the config in the forward pass
+    # Its attention reads the config in the forward pass.
+    if window == 0 and type(layer).__name__.startswith("Mistral"):
         window = attention.config.sliding_window or 0
     return _Layer(
         first_norm=layer.input_layernorm.weight,
@@ -165,7 +176,8 @@ def _layer(layer: Any, *, length: int) -> _Layer:
 
 @torch.no_grad()
 def _join(linears: Sequence[nn.Linear]) -> _Joined:
-    """The layers as one. Their parameters stay the same objects and become views of the joined memory."""
+    """Merges the layers. Their parameters remain the same objects and become views of the merged
+    tensor."""
     weight = _adjacent([cast(nn.Parameter, linear.weight) for linear in linears])
     biases = [cast("nn.Parameter | None", linear.bias) for linear in linears]
     given = [bias for bias in biases if bias is not None]

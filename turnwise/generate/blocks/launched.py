@@ -1,4 +1,4 @@
-"""A block on its way through the device: its tokens, and how far it got."""
+"""A launched block: its tokens and its progress on the device."""
 
 import math
 import time
@@ -13,7 +13,7 @@ from torch import Tensor
 
 @dataclass(kw_only=True, slots=True)
 class Mark:
-    """A moment on the device's clock, or on the host's where the device has none."""
+    """A timestamp on the device, or on the host for synchronous devices."""
 
     event: torch.cuda.Event | None
     time: float
@@ -39,7 +39,7 @@ class Mark:
 
 @dataclass(kw_only=True, slots=True)
 class Marks:
-    """The moments of a block."""
+    """The timestamps of a block."""
 
     began: Mark
     prefilled: Mark
@@ -48,7 +48,7 @@ class Marks:
 
 
 class Launched:
-    """A block that runs, or ran. `tokens` waits for it."""
+    """A running or finished block. `tokens` waits for it."""
 
     def __init__(self, ids: Tensor, logprobs: Tensor, *, marks: Marks) -> None:
         self._marks = marks
@@ -65,12 +65,12 @@ class Launched:
 
     @property
     def done(self) -> bool:
-        """Whether `tokens` would not have to wait."""
+        """True if `tokens` would not block."""
         return self._copied is None or self._copied.reached
 
     def remaining(self, step_seconds: float) -> float:
-        """Seconds until it is over, at so many a step. Infinite where the device does not run beside the host: there is
-        nothing to be in time for."""
+        """Estimated seconds until the block ends, from the seconds per step. Infinite on
+        synchronous devices: a launch cannot be late."""
         if self._copied is None:
             return math.inf
         steps = self._marks.steps
@@ -80,12 +80,14 @@ class Launched:
 
     @property
     def seconds(self) -> tuple[float, float]:
-        """What the device spent on prompts, copies included, and on decoding. Known once it is done."""
+        """Device seconds spent on prompts, copies included, and on decoding. Available once the
+        block is done."""
         marks = self._marks
         return marks.began.seconds_to(marks.prefilled), marks.prefilled.seconds_to(marks.steps[-1])
 
     def tokens(self) -> tuple["np.ndarray[Any, Any]", "np.ndarray[Any, Any]"]:
-        """(ids [steps + 1, slots] with -1 where none was drawn, log-probs): the prefill's draws, then the steps'."""
+        """(ids [steps + 1, slots] with -1 where none was drawn, log-probs): the prefill's draws,
+        then the steps'."""
         if self._copied is not None and self._copied.event is not None:
             self._copied.event.synchronize()
         return self._ids.numpy(), self._logprobs.numpy()

@@ -1,4 +1,7 @@
-"""The block engine's two operations, as torch operators: attention over slots, and drawing the next token.
+# pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false
+# pyright: reportUnknownVariableType=false
+"""The block engine's two operations, as torch operators: attention over slots, and drawing the next
+token.
 
 On CUDA they are Triton kernels (`kernels`); elsewhere plain torch with the same results.
 """
@@ -11,19 +14,21 @@ from torch import Tensor
 from turnwise.generate.sampling import draw
 
 TILE = 64
-"""Positions of a slot that attention reads at once. What slots share is a multiple of it."""
+"""Positions of a slot that attention reads at once. Shared prefixes are a multiple of it."""
 
 
 @dataclass(kw_only=True)
 class SlotState:
-    """What every slot is at, on the device. Kernels read and write it; the host only sets new requests."""
+    """The decoding state of all slots, on the device. Kernels update it; the host only adds new
+    requests."""
 
     slots: int
     length: int
     """Positions of a slot; the one after them is scratch."""
     token: Tensor  # [slots + 1] int64: the next token to feed
     position: Tensor  # [slots + 1] int64: its position
-    write: Tensor  # [slots + 1] int64: where its key and value go: its position, or scratch where the slot rests
+    # [slots + 1] int64: where its key and value go: its position, or scratch where the slot rests.
+    write: Tensor
     count: Tensor  # [slots + 1] int32: 1 where the slot is decoding, 0 where it rests
     seed: Tensor  # [slots + 1] int64
     temperature: Tensor  # [slots + 1] float32
@@ -34,7 +39,9 @@ class SlotState:
     cursor: Tensor  # [1] int64: the ring's current row; every decode step moves it on
 
     @classmethod
-    def make(cls, *, slots: int, length: int, vocab: int, ring: int, device: torch.device) -> "SlotState":
+    def make(
+        cls, *, slots: int, length: int, vocab: int, ring: int, device: torch.device
+    ) -> "SlotState":
         def zeros(*shape: int, dtype: torch.dtype) -> Tensor:
             return torch.zeros(*shape, dtype=dtype, device=device)
 
@@ -71,7 +78,8 @@ def attend(
     window: int,
     cap: float,
 ) -> Tensor:
-    """Attention [N, H, D] of N tokens in blocks of at most `block`, each block a stretch of one slot.
+    """Attention [N, H, D] of N tokens in blocks of at most `block`, each block a stretch of one
+    slot.
 
     Args:
         query: [N, H, D].
@@ -79,8 +87,8 @@ def attend(
         rows: each block's slot, [blocks]. None: the blocks are single tokens, one of each slot.
         at: the index of each block's first token. None where `rows` is.
         first: the position of each block's first token.
-        count: how many tokens the block has. Where it has none, the `block` tokens from `at` on are padding and come
-            out as zeros. Every token is in one block.
+        count: how many tokens the block has. Where it has none, the `block` tokens from `at` on are
+            padding and come out as zeros. Every token is in one block.
         holders: by slot, [slots + 1]: the slot that holds its first positions.
         shared: by slot: how many positions these are, a multiple of TILE.
         window: how far back a token looks, itself included; 0 is everything.
@@ -104,7 +112,9 @@ def attend(
             window=window,
             cap=cap,
         )
-    return _attend_reference(query, keys, values, rows, at, first, count, holders, shared, block, scale, window, cap)
+    return _attend_reference(
+        query, keys, values, rows, at, first, count, holders, shared, block, scale, window, cap
+    )
 
 
 @attend.register_fake
@@ -149,7 +159,9 @@ def _attend_reference(
     real = offset < count[:, None]  # [blocks, block]
     position = first[:, None] + offset
     token = start[:, None] + offset
-    elsewhere = (torch.arange(keys.shape[2], device=query.device) < shared[own][:, None])[:, None, :, None]
+    elsewhere = (torch.arange(keys.shape[2], device=query.device) < shared[own][:, None])[
+        :, None, :, None
+    ]
     held = holders.long()[own]
     wide = torch.promote_types(query.dtype, torch.float32)
     k, v = (torch.where(elsewhere, states[held], states[own]).to(wide) for states in (keys, values))
@@ -163,13 +175,17 @@ def _attend_reference(
     if window > 0:
         seen = seen & (key > position[:, :, None] - window)
     weights = weights.masked_fill(~seen[:, None], float("-inf"))
-    found = (torch.softmax(weights, -1) @ v).transpose(1, 2).to(query.dtype)  # [blocks, block, H, D]
+    found = (
+        (torch.softmax(weights, -1) @ v).transpose(1, 2).to(query.dtype)
+    )  # [blocks, block, H, D]
     out = torch.zeros_like(query)
     out[token[real]] = found[real]
     return out
 
 
-def add_norm(residual: Tensor, added: Tensor | None, weight: Tensor, *, eps: float) -> tuple[Tensor, Tensor]:
+def add_norm(
+    residual: Tensor, added: Tensor | None, weight: Tensor, *, eps: float
+) -> tuple[Tensor, Tensor]:
     """(residual + added, its RMS norm times weight), both [N, H]."""
     if residual.is_cuda:
         from turnwise.generate.blocks import kernels
@@ -246,13 +262,15 @@ def rope_write(
 
 
 def advance(logits: Tensor, rows: Tensor, base: Tensor, state: SlotState, *, decode: bool) -> None:
-    """Draws the token after each row of logits [R, V] and moves the row's slot on to it: its id and log-prob go to
-    the ring, and the slot goes on decoding unless the token is a stop id or was the last of its budget.
+    """Draws the token after each row of logits [R, V] and moves the row's slot on to it: its id and
+    log-prob go to the ring, and the slot goes on decoding unless the token is a stop id or was the
+    last of its budget.
 
     Args:
         rows: the slot of each row, [R]. The scratch slot takes no part.
         base: position of the token that the logits follow, [R]; with `decode` the slots know it.
-        decode: the rows are the slots themselves; those at rest mark the ring with -1, and its cursor moves on.
+        decode: the rows are the slots themselves; those at rest mark the ring with -1, and its
+            cursor moves on.
     """
     if logits.is_cuda:
         from turnwise.generate.blocks import kernels
@@ -269,7 +287,10 @@ def advance(logits: Tensor, rows: Tensor, base: Tensor, state: SlotState, *, dec
         state.cursor += 1
     slot, position = slot[live], (state.position[slot] if decode else base.long())[live]
     ids, logprobs = draw(
-        logits[live], seeds=state.seed[slot], positions=position + 1, temperature=state.temperature[slot]
+        logits[live],
+        seeds=state.seed[slot],
+        positions=position + 1,
+        temperature=state.temperature[slot],
     )
     left = state.left[slot] - 1
     goes_on = (left > 0) & (state.stop[ids] == 0)

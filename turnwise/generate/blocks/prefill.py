@@ -1,4 +1,6 @@
-"""Prompts, packed: the static inputs of a prefill pass, and how prompts are cut into passes."""
+# pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false
+# pyright: reportUnknownVariableType=false
+"""Packed prompts: the static inputs of a prefill pass, and how prompts are split into passes."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,19 +21,21 @@ PREFILL_SIZES = (
     *range(4096, 8192, 1024),
     *range(8192, 16384 + 1, 2048),
 )
-"""Sizes of passes. A pass runs in the next larger one: at most a fifth of it is for nothing, above 2048 tokens."""
+"""Sizes of passes. A pass is padded to the next size; above 2048 tokens at most a fifth is
+padding."""
 
 
 @dataclass(kw_only=True, slots=True)
 class Prefill:
-    """ids at positions start.. of one slot; after the last of a request's, the first token is drawn."""
+    """ids at positions start.. of one slot; after the last of a request's, the first token is
+    drawn."""
 
     slot: int
     start: int
     ids: Sequence[int]
     final: bool
     twins: tuple[int, ...] = ()
-    """Slots that begin with the very same ids: they draw from the same logits and have the same states."""
+    """Slots with the same prompt: they sample from the same logits and have the same states."""
     shared: int = 0
     """How many positions of this slot the twins read here; of the others they are given a copy."""
 
@@ -43,7 +47,8 @@ class Prefill:
 
 @dataclass(kw_only=True)
 class PrefillBuffers:
-    """The static inputs of a prefill of one size: parts of one tensor, so that they are copied at once."""
+    """The static inputs of a prefill of one size: parts of one tensor, so that they are copied at
+    once."""
 
     inputs: Tensor  # all of what follows, int64
     tokens: Tensor  # [N]
@@ -80,7 +85,7 @@ class PrefillBuffers:
         )
 
     def load(self, items: Sequence[Prefill], *, slots: int, length: int, staging: Staging) -> None:
-        """Copies the prompts in, end to end; everything else rests."""
+        """Copies the prompts in, concatenated; the rest is padding."""
         staged = staging.take(self.inputs.shape[0])
         inputs = staged.values
         inputs[:] = 0
@@ -108,7 +113,12 @@ class PrefillBuffers:
         block_first[:used] = np.repeat(starts, blocks) + before
         block_count[:used] = np.minimum(np.repeat(nums, blocks) - before, PREFILL_BLOCK)
         draw_rows[:] = slots
-        draws = [(end, item, slot) for end, item in zip(ends, items, strict=True) if item.final for slot in item.slots]
+        draws = [
+            (end, item, slot)
+            for end, item in zip(ends, items, strict=True)
+            if item.final
+            for slot in item.slots
+        ]
         keep[: len(draws)] = [end - 1 for end, _, _ in draws]
         draw_rows[: len(draws)] = [slot for _, _, slot in draws]
         draw_base[: len(draws)] = [item.start + len(item.ids) - 1 for _, item, _ in draws]
@@ -116,15 +126,15 @@ class PrefillBuffers:
 
 
 def _part_sizes(size: int) -> list[int]:
-    """How the inputs of a pass are divided: by token, by draw, by block. There are blocks enough for the prompts that
-    `room` lets in, and for the padding after them."""
+    """How the inputs of a pass are divided: by token, by draw, by block. There are blocks enough
+    for the prompts that `room` lets in, and for the padding after them."""
     draws, blocks = size // PREFILL_BLOCK, 2 * size // PREFILL_BLOCK + 1
     return [size] * 4 + [draws] * 3 + [blocks] * 4
 
 
 def room(num: int) -> int:
-    """What `num` ids of one slot take up of a pass's size: a token each, and more where they would leave most of a
-    block empty, because a pass has only so many blocks.
+    """What `num` ids of one slot take up of a pass's size: a token each, and more where they would
+    leave most of a block empty, because a pass has only so many blocks.
 
     Example:
         >>> room(1), room(8), room(16), room(17), room(53)
@@ -141,8 +151,8 @@ def size_for(items: Sequence[Prefill]) -> int:
 
 
 def pack(items: Sequence[Prefill], most: int) -> list[list[Prefill]]:
-    """The prefills in passes of at most the size `most`. Long prompts are cut at the pass's end and go on in the
-    next, and a slot's pieces stay in order, because passes run one after the other."""
+    """The prefills in passes of at most the size `most`. Long prompts are split at the end of a
+    pass and continue in the next. Passes run in order, so the pieces of a slot do too."""
     parts: list[list[Prefill]] = []
     used, draws = most, 0
     for item in items:

@@ -1,4 +1,4 @@
-"""Runs requests in blocks that stay on the device: the engine of CUDA."""
+"""Runs requests in blocks on the device: the runner of the CUDA engine."""
 
 import asyncio
 import time
@@ -12,16 +12,17 @@ from turnwise.generate.requests import Request, Requests, not_finite
 from turnwise.generate.slots.passes import inference
 
 ANSWERS = (4, 256)
-"""Completions that are handed out at once, at least and at most."""
+"""Minimum and maximum number of completions returned at a time."""
 ROUND_SECONDS = 0.002
-"""Seconds of the host's work on environments and templates at a time: the device must not wait for the end of it."""
+"""Seconds of host work on environments and templates at a time, short enough that the device does
+not wait."""
 POLL_SECONDS = 0.0003
-"""How often a running block is looked at while the host has nothing to do."""
+"""Seconds between two polls of a running block while the host is idle."""
 
 
 class BlockRunner:
-    """Blocks of steps on the device. Completions are handed out all the while, and the host works on their
-    environments and templates, but never so long that the device has nothing to do."""
+    """Blocks of steps on the device. Completions are returned continuously. The host works on their
+    environments and templates between launches, in slices short enough to keep the device busy."""
 
     def __init__(self, model: PreTrainedModel, blocks: BlockDriver, requests: Requests) -> None:
         self._model = model
@@ -30,7 +31,7 @@ class BlockRunner:
         self._scheduler = requests.scheduler
         self._together = ANSWERS[0]
         self._round = 0.0
-        """Seconds that handing out takes at a time."""
+        """Seconds spent on returning completions at a time."""
         requests.leave = blocks.leave
 
     @property
@@ -38,18 +39,18 @@ class BlockRunner:
         return self._scheduler.busy or bool(self._requests.answers) or self._blocks.running
 
     async def run(self) -> None:
-        """Launches one block and takes the tokens of the one before."""
+        """Launches one block and reads the tokens of the previous one."""
         before = self._blocks.running
         self._on_device(self._launch)
         if before:
             while not self._blocks.ready:
                 if self._requests.answers:
                     await self._hand_out()
-                else:  # a loop without a moment's sleep would keep the interpreter from threads that play environments
+                else:  # sleeping releases the GIL for threads that run environments
                     await asyncio.sleep(POLL_SECONDS)
             self._on_device(self._take)
         await self._hand_out()
-        # Whoever asks until then goes into the next block, and does not wait for another.
+        # A block is launched as late as possible so that late requests join it.
         while not self._blocks.ending(within=self._round):
             if self._requests.answers:
                 await self._hand_out()
@@ -73,7 +74,8 @@ class BlockRunner:
         try:
             with inference(self._model):
                 call()
-        except Exception as error:  # whatever a model raises, nothing that was running can be trusted
+        except Exception as error:
+            # After any error of the model, all running requests are invalid.
             failure = GeneratorError(f"the model failed on a block: {error!r}")
             failure.__cause__ = error
             self._blocks.reset()
@@ -84,7 +86,8 @@ class BlockRunner:
     def _launch(self) -> None:
         blocks, stats = self._blocks, self._requests.stats
         stats.evictions += self._scheduler.admit()
-        steps = max(1, blocks.engine.steps // 2)  # a slot that ends waits for the end of this block and for the next
+        # A slot that ends is reused only after this block and the next.
+        steps = max(1, blocks.engine.steps // 2)
         fresh = self._scheduler.take_begun()
         given = sum(len(state.ids) - state.cached for state in fresh)
         shared, decoded = blocks.shared_tokens, blocks.decode_steps
@@ -106,8 +109,8 @@ class BlockRunner:
             self._accept(self._requests.open[outcome.request.state.key], outcome)
 
     def _accept(self, request: Request, outcome: Outcome) -> None:
-        """Adds the tokens of a block, and answers the request if they end it. What was drawn past the end of a
-        completion that only the host can see (a stop string) is forgotten."""
+        """Adds the tokens of a block, and answers the request if they end it. What was drawn past
+        the end of a completion that only the host can see (a stop string) is forgotten."""
         state, stats = request.state, self._requests.stats
         sampling = state.sampling
         assert sampling is not None
@@ -122,7 +125,7 @@ class BlockRunner:
                 stopped = request.stops.reached(state.ids[request.start :])
                 if stopped:
                     break
-        else:  # the device knows all there is to know: only the last token can be a stop
+        else:  # without stop strings, only the last token can be a stop
             state.ids.extend(outcome.ids)
             state.logprobs.extend(outcome.logprobs)
             stats.decoded_tokens += len(outcome.ids)

@@ -1,16 +1,18 @@
-"""Slots that read their first positions in another slot: what a group's prompts have in common is kept once."""
+"""Prefix sharing: slots read a common prompt prefix from one slot, so that it is stored once."""
 
 from turnwise.generate.blocks.engine import Copy, Link
 from turnwise.generate.scheduler import SessionState
 
 
 class Sharing:
-    """Which slots read their first positions in another slot, and what must happen before that one is overwritten.
+    """Tracks which slots read a prefix from another slot, and what must be copied before that slot
+    is overwritten.
 
     Example: slots 1 and 2 read 64 positions of slot 0, which is then wanted for something else
 
         >>> sharing = Sharing()
-        >>> states = [SessionState(key=name, seed=0, slot=slot, cached=70) for slot, name in enumerate("abc")]
+        >>> states = [SessionState(key=name, seed=0, slot=slot, cached=70)
+        ...           for slot, name in enumerate("abc")]
         >>> for state in states[1:]:
         ...     sharing.follow(state, 0, num=64)
         >>> [(link.slot, link.holder, link.num) for link in sharing.take_links()]
@@ -24,7 +26,8 @@ class Sharing:
 
     def __init__(self) -> None:
         self._holder: dict[int, int] = {}
-        self._followers: dict[int, list[tuple[SessionState, int, int]]] = {}  # holder -> (session, its slot, positions)
+        # Holder -> (session, its slot, positions).
+        self._followers: dict[int, list[tuple[SessionState, int, int]]] = {}
         self._moves: list[Copy] = []
         self._links: list[Link] = []
 
@@ -37,12 +40,14 @@ class Sharing:
             self._links.append(Link(slot=state.slot, holder=holder, num=num))
 
     def vacate(self, slot: int) -> None:
-        """The slot is about to be written from its start: whoever reads in it finds that elsewhere from now on, and it
-        reads in no other."""
+        """Call before a slot is overwritten from its start: moves its readers to another holder and
+        ends its own sharing."""
         holder = self._holder.pop(slot, None)
         if holder is not None:
-            self._followers[holder] = [entry for entry in self._followers.get(holder, []) if entry[1] != slot]
-        # Of sessions that went away, or lost what they had, nobody reads any more.
+            self._followers[holder] = [
+                entry for entry in self._followers.get(holder, []) if entry[1] != slot
+            ]
+        # Sessions that were released or evicted have no readers.
         entries = [
             (state, at, num)
             for state, at, num in self._followers.pop(slot, [])

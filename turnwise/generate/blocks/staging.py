@@ -1,4 +1,4 @@
-"""Numbers on their way from the host to the device."""
+"""Asynchronous transfer of numbers from the host to the device."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 class Staged:
-    """A piece of the host's memory that the device can read from, on loan."""
+    """A pinned host buffer that is reused."""
 
     def __init__(self, size: int, device: torch.device) -> None:
         cuda = device.type == "cuda"
@@ -21,7 +21,7 @@ class Staged:
 
     @property
     def free(self) -> bool:
-        """Whether nobody writes to it, and the device has read what was written."""
+        """True if the buffer is free: no writer, and the device has read its content."""
         return not self.lent and (self._sent is None or self._sent.query())
 
     def lend(self, num: int) -> "Staged":
@@ -30,11 +30,11 @@ class Staged:
 
     @property
     def values(self) -> "np.ndarray[Any, np.dtype[np.int64]]":
-        """What is to be sent, to be written."""
+        """The buffer to write the values into."""
         return self._tensor.numpy()[: self._num]
 
     def send(self, out: Tensor | None = None) -> Tensor:
-        """The values on the device, in `out` where it is given. Nothing is waited for."""
+        """The values on the device, in `out` if given. Does not synchronize."""
         values = self._tensor[: self._num]
         if out is not None:
             out.copy_(values, non_blocking=True)
@@ -49,9 +49,8 @@ class Staged:
 
 
 class Staging:
-    """Numbers on their way from the host to the device, without the host waiting for what the device is doing (as a
-    plain torch.tensor(..., device="cuda") does), and without pinning memory every time, which takes the driver
-    milliseconds: what the device has read is used again.
+    """Transfers numbers to the device without synchronizing, unlike torch.tensor(...,
+    device="cuda"). Pinned buffers are reused, because pinning memory takes milliseconds.
 
     Example:
         >>> staging = Staging(torch.device("cpu"))
@@ -64,7 +63,7 @@ class Staging:
         self._pieces: dict[int, list[Staged]] = {}
 
     def take(self, num: int) -> Staged:
-        """Room for so many numbers, to be written and sent."""
+        """A buffer for this many numbers."""
         size = max(1024, 1 << (num - 1).bit_length())
         pieces = self._pieces.setdefault(size, [])
         found = next((piece for piece in pieces if piece.free), None)

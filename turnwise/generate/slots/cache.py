@@ -1,8 +1,11 @@
-"""The slot cache: one static key/value tensor per layer, one row per slot, every row with a length of its own.
+# pyright: reportUnknownMemberType=false
+"""The slot cache: one static key/value tensor per layer, one row per slot, every row with a length
+of its own.
 
-A forward pass sees the cache through a `SlotView`: which rows it runs on, where each token's key and value are
-written, and up to which position each token looks. The model is untouched: its attention modules call the function
-registered here under ATTENTION, which takes the view in place of the mask that transformers would make.
+A forward pass sees the cache through a `SlotView`: which rows it runs on, where each token's key
+and value are written, and up to which position each token looks. The model is untouched: its
+attention modules call the function registered here under ATTENTION, which takes the view in place
+of the mask that transformers would make.
 """
 
 import threading
@@ -25,15 +28,18 @@ class SlotView:
     """What one forward pass over [R, T] tokens sees of the cache.
 
     Args:
-        rows: the slots that the pass runs on, [R]; None: the first R slots, which then are not copied.
-        positions: each token's position in its sequence, [R, T]; it attends to the keys at or before it.
+        rows: the slots that the pass runs on, [R]; None: the first R slots, which then are not
+            copied.
+        positions: each token's position in its sequence, [R, T]; it attends to the keys at or
+            before it.
         write: where each token's key and value go, [R, T]; padding goes to the scratch position.
         length: attention covers the first so many positions of every row.
         softcap: whether a model that caps its attention logits does so here.
 
     Example: two rows at positions 2 and 0, keys 0..3
 
-        >>> view = SlotView(rows=None, positions=torch.tensor([[2], [0]]), write=torch.tensor([[2], [0]]), length=4)
+        >>> view = SlotView(rows=None, positions=torch.tensor([[2], [0]]),
+        ...     write=torch.tensor([[2], [0]]), length=4)
         >>> (view.mask(window=None, groups=1, dtype=torch.float32) == 0)[:, 0, 0].int().tolist()
         [[1, 1, 1, 0], [1, 0, 0, 0]]
         >>> (view.mask(window=2, groups=1, dtype=torch.float32) == 0)[:, 0, 0].int().tolist()
@@ -41,7 +47,13 @@ class SlotView:
     """
 
     def __init__(
-        self, *, rows: Tensor | None, positions: Tensor, write: Tensor, length: int, softcap: bool = True
+        self,
+        *,
+        rows: Tensor | None,
+        positions: Tensor,
+        write: Tensor,
+        length: int,
+        softcap: bool = True,
     ) -> None:
         self.rows = rows
         self.positions = positions
@@ -58,10 +70,15 @@ class SlotView:
     def select(self, states: Tensor) -> Tensor:
         """The rows and positions of a layer's [slots + 1, H, L, D] that attention reads."""
         live = states[:, :, : self.length]
-        return live[: self.positions.shape[0]] if self.rows is None else live.index_select(0, self.rows)
+        return (
+            live[: self.positions.shape[0]]
+            if self.rows is None
+            else live.index_select(0, self.rows)
+        )
 
     def mask(self, *, window: int | None, groups: int, dtype: torch.dtype) -> Tensor:
-        """Additive mask [R, 1, groups * T, length]; made once per pass and kind of layer, not once per layer."""
+        """Additive mask [R, 1, groups * T, length]; made once per pass and kind of layer, not once
+        per layer."""
         key = (window, groups)
         if key not in self._masks:
             keys = torch.arange(self.length, device=self.positions.device)
@@ -69,13 +86,16 @@ class SlotView:
             hidden = keys > queries
             if window is not None:
                 hidden |= keys <= queries - window
-            mask = torch.zeros(hidden.shape, dtype=dtype, device=hidden.device).masked_fill_(hidden, float("-inf"))
+            mask = torch.zeros(hidden.shape, dtype=dtype, device=hidden.device).masked_fill_(
+                hidden, float("-inf")
+            )
             self._masks[key] = mask[:, None].repeat(1, 1, groups, 1)
         return self._masks[key]
 
 
 class SlotCache(Cache):
-    """Keys and values of all slots. Layers are allocated when first used, so every head shape works.
+    """Keys and values of all slots. Layers are allocated when first used, so every head shape
+    works.
 
     Row `slots` and position `length` are scratch: padding writes there and nothing reads it.
     """
@@ -103,7 +123,8 @@ class SlotCache(Cache):
         return self.view.select(keys), self.view.select(values)
 
     def clear_row(self, row: int) -> None:
-        """Zeroes a slot. Only needed after non-finite states: a zero weight times NaN is still NaN."""
+        """Zeroes a slot. Only needed after non-finite states: a zero weight times NaN is still
+        NaN."""
         for states in (*self._keys, *self._values):
             states[row].zero_()
             states[self.slots].zero_()
@@ -111,7 +132,9 @@ class SlotCache(Cache):
     @property
     def num_bytes(self) -> int:
         """Memory held by keys and values."""
-        return sum(states.numel() * states.element_size() for states in (*self._keys, *self._values))
+        return sum(
+            states.numel() * states.element_size() for states in (*self._keys, *self._values)
+        )
 
     def _allocate(self, states: Tensor) -> Tensor:
         _, heads, _, dim = states.shape
@@ -137,7 +160,8 @@ def attend(
     scaling: float | None,
     softcap: float | None,
 ) -> Tensor:
-    """Attention output [R, T, H, D]. Grouped heads share their keys: groups are folded into the query length."""
+    """Attention output [R, T, H, D]. Grouped heads share their keys: groups are folded into the
+    query length."""
     num_rows, num_heads, num_tokens, dim = query.shape
     num_kv = key.shape[1]
     folded = query.reshape(num_rows, num_kv, num_heads // num_kv * num_tokens, dim)
@@ -168,7 +192,9 @@ def slot_attention(
 ) -> tuple[Tensor, None]:
     """The attention function that transformers calls in every layer: ([R, T, H, D], no weights)."""
     if kwargs.get("s_aux") is not None:
-        raise ValueError("attention sinks (s_aux) are not supported by the slot cache; use another generator")
+        raise ValueError(
+            "attention sinks (s_aux) are not supported by the slot cache; use another generator"
+        )
     view: SlotView = _active.view
     if sliding_window is not None:
         view.windows.add(sliding_window)
@@ -183,7 +209,8 @@ AttentionInterface.register(ATTENTION, slot_attention)
 
 @contextmanager
 def slot_forward(configs: list[Any], *, cache: SlotCache, view: SlotView) -> Generator[None]:
-    """Routes the attention of the models with these configs to the slot cache, for one forward pass."""
+    """Routes the attention of the models with these configs to the slot cache, for one forward
+    pass."""
     cache.view = _active.view = view
     try:
         with routed(configs, ATTENTION):

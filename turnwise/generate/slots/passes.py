@@ -1,7 +1,9 @@
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 """The model passes of the in-process engine: prefill a few chunks, decode one token of every slot.
 
-`SlotPasses` runs them over the slot cache. `RecomputePasses` is the slow stand-in for models whose state does not
-fit into slots (recurrent, linear attention, attention of their own): it runs the whole context for every token.
+`SlotPasses` runs them over the slot cache. `RecomputePasses` is the slow stand-in for models whose
+state does not fit into slots (recurrent, linear attention, attention of their own): it runs the
+whole context for every token.
 """
 
 import inspect
@@ -49,7 +51,8 @@ class Passes(Protocol):
 
 @contextmanager
 def inference(model: torch.nn.Module) -> Generator[None]:
-    """Eval mode without gradients; the training mode is restored, module by module, if it was on."""
+    """Eval mode without gradients; the training mode is restored, module by module, if it was
+    on."""
     modules = [module for module in model.modules() if module.training] if model.training else []
     for module in modules:
         module.training = False
@@ -70,7 +73,11 @@ def draw_tokens(logits: Tensor, rows: Sequence[int], batch: Sequence[SessionStat
     for row, state in zip(rows, batch, strict=True):
         sampling = state.sampling
         assert sampling is not None
-        seeds[row], positions[row], temperature[row] = state.seed, len(state.ids), sampling.temperature
+        seeds[row], positions[row], temperature[row] = (
+            state.seed,
+            len(state.ids),
+            sampling.temperature,
+        )
         if sampling.top_k or sampling.top_p < 1.0:
             top_k[row], top_p[row], truncated = sampling.top_k, sampling.top_p, True
     keys = torch.tensor([seeds, positions]).to(logits.device)
@@ -89,8 +96,9 @@ def draw_tokens(logits: Tensor, rows: Sequence[int], batch: Sequence[SessionStat
 class SlotPasses:
     """Passes over a slot cache.
 
-    With `exact`, every pass has a shape that does not depend on who takes part: decode runs all slots, prefill a
-    fixed number of rows, and attention a length whose bits do not depend on the others (`exact_lengths`).
+    With `exact`, every pass has a shape that does not depend on who takes part: decode runs all
+    slots, prefill a fixed number of rows, and attention a length whose bits do not depend on the
+    others (`exact_lengths`).
     """
 
     def __init__(self, model: PreTrainedModel, *, slots: int, length: int, exact: bool) -> None:
@@ -100,11 +108,14 @@ class SlotPasses:
         self._exact = exact
         self._device = next(model.parameters()).device
         self._configs = attention_configs(model)
-        # transformers' sdpa function leaves a softcap out, its others apply it: do as the model does elsewhere.
+        # transformers' sdpa function leaves a softcap out, its others apply it: do as the model
+        # does elsewhere.
         self._softcap = self._configs[0]._attn_implementation != "sdpa"
         names = inspect.signature(model.forward).parameters
         takes_any = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in names.values())
-        self._last_only: dict[str, Any] = {"logits_to_keep": 1} if "logits_to_keep" in names or takes_any else {}
+        self._last_only: dict[str, Any] = (
+            {"logits_to_keep": 1} if "logits_to_keep" in names or takes_any else {}
+        )
         self.windows: set[int] = set()
         """Sliding windows that the layers asked for in the last pass."""
         self._cache: SlotCache | None = None
@@ -119,7 +130,8 @@ class SlotPasses:
         rows = [self._slots] * num_rows
         for row, state in enumerate(batch):
             span = state.spans[state.at]
-            pad = size - (span.end - span.start)  # on the left, so that every row's last token is the last column
+            # On the left, so that every row's last token is the last column.
+            pad = size - (span.end - span.start)
             tokens[row, pad:] = torch.tensor(state.ids[span.start : span.end])
             positions[row, pad:] = write[row, pad:] = torch.arange(span.start, span.end)
             rows[row] = cast(int, state.slot)
@@ -135,7 +147,9 @@ class SlotPasses:
             tokens[slot] = state.ids[state.cached]
             positions[slot] = write[slot] = state.cached
         inputs = torch.tensor([tokens, positions, write])[:, :, None]
-        logits = self._forward(inputs[0], inputs[1], inputs[2], rows=None, longest=max(positions) + 1)
+        logits = self._forward(
+            inputs[0], inputs[1], inputs[2], rows=None, longest=max(positions) + 1
+        )
         return draw_tokens(logits, slots, batch)
 
     def clear_row(self, row: int) -> None:
@@ -169,7 +183,11 @@ class SlotPasses:
         )
         with slot_forward(self._configs, cache=self._cache, view=view):
             out = self._model(
-                input_ids=tokens, position_ids=positions, past_key_values=self._cache, use_cache=True, **self._last_only
+                input_ids=tokens,
+                position_ids=positions,
+                past_key_values=self._cache,
+                use_cache=True,
+                **self._last_only,
             )
         self.windows = view.windows
         return out.logits[:, -1]
@@ -204,12 +222,19 @@ def attention_lengths(length: int) -> list[int]:
 
 
 def exact_lengths(
-    lengths: list[int], *, heads: int, kv_heads: int, dim: int, softcap: float | None, sizes: tuple[int, ...]
+    lengths: list[int],
+    *,
+    heads: int,
+    kv_heads: int,
+    dim: int,
+    softcap: float | None,
+    sizes: tuple[int, ...],
 ) -> list[int]:
     """Those lengths whose result has the same bits as that of the longest, found out by trying.
 
-    Attention over 64 positions equals attention over 1024 of which 960 are masked only as far as the kernel adds
-    up in the same order; that is a property of the machine and the library, so it is tested and not assumed.
+    Attention over 64 positions equals attention over 1024 of which 960 are masked only as far as
+    the kernel adds up in the same order; that is a property of the machine and the library, so it
+    is tested and not assumed.
     """
     generator = torch.Generator().manual_seed(0)
     longest = lengths[-1]
@@ -225,13 +250,19 @@ def exact_lengths(
 
     def same(length: int) -> bool:
         lives = {length, length - 1, length * 3 // 4 + 1, length // 2 + 1}
-        return all(torch.equal(run(size, length, n), run(size, longest, n)) for size in sizes for n in lives if n > 0)
+        return all(
+            torch.equal(run(size, length, n), run(size, longest, n))
+            for size in sizes
+            for n in lives
+            if n > 0
+        )
 
     return [*(length for length in lengths[:-1] if same(length)), longest]
 
 
 class RecomputePasses:
-    """Passes without a cache: the whole context of every session, one by one. Right for every causal model."""
+    """Passes without a cache: the whole context of every session, one by one. Right for every
+    causal model."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         self._model = model
@@ -255,7 +286,9 @@ class RecomputePasses:
 
     def _run(self, batch: Sequence[SessionState], ends: Sequence[int]) -> Drawn:
         logits = [
-            self._model(input_ids=torch.tensor([state.ids[:end]], device=self._device), use_cache=False).logits[0, -1]
+            self._model(
+                input_ids=torch.tensor([state.ids[:end]], device=self._device), use_cache=False
+            ).logits[0, -1]
             for state, end in zip(batch, ends, strict=True)
         ]
         return draw_tokens(torch.stack(logits), range(len(batch)), batch)

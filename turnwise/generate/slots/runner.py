@@ -1,4 +1,5 @@
-"""Runs requests pass by pass over slots: the engine of the CPU, and of whatever has no blocks."""
+"""Runs requests pass by pass over slots: the runner of the CPU engine, and of models that the block
+engine does not support."""
 
 import asyncio
 import math
@@ -14,7 +15,8 @@ from turnwise.generate.slots.passes import Drawn, Passes, inference
 
 
 class PassRunner:
-    """One pass of the model at a time: a prefill where somebody has ids to read, else one token of everybody."""
+    """One forward pass at a time: a prefill if a session has unread ids, else one decode step of
+    all sessions."""
 
     def __init__(self, model: PreTrainedModel, passes: Passes, requests: Requests) -> None:
         self._model = model
@@ -58,9 +60,12 @@ class PassRunner:
         try:
             with inference(self._model):
                 ids, logprobs = call()
-        except Exception as error:  # whatever a model raises, only the sessions of this pass are concerned
+        except Exception as error:
+            # An error of the model fails only the sessions of this pass.
             for state in batch:
-                failure = GeneratorError(f"the model failed on a pass of {len(batch)} sessions: {error!r}")
+                failure = GeneratorError(
+                    f"the model failed on a pass of {len(batch)} sessions: {error!r}"
+                )
                 failure.__cause__ = error
                 self._requests.fail(self._requests.open[state.key], failure)
             return
@@ -69,7 +74,7 @@ class PassRunner:
                 self._accept(self._requests.open[state.key], token, logprob)
 
     def _accept(self, request: Request, token: int, logprob: float) -> None:
-        """Adds a sampled token, and answers the request if it was the last."""
+        """Appends a sampled token, and completes the request if it was the last."""
         state = request.state
         if not math.isfinite(logprob):
             if state.slot is not None:

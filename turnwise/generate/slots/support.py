@@ -1,4 +1,5 @@
-"""Whether a model can run over the slot cache: read from its config, then tried."""
+# pyright: reportUnknownMemberType=false
+"""Checks whether a model can run over the slot cache, from its config and by a trial."""
 
 from typing import Any
 
@@ -18,10 +19,10 @@ def vocab_size(model: PreTrainedModel) -> int:
 
 
 def unsupported(model: PreTrainedModel, *, max_context: int) -> str | None:
-    """Why the model cannot keep its state in slots, or None where it can.
+    """The reason why the model cannot keep its state in slots, or None if it can.
 
-    Flags in transformers are not always kept, so the last word has a trial: a short context through the slots,
-    prefilled and then decoded, must give the logits of the plain model.
+    Flags in transformers are not reliable, so a trial decides: a short context, prefilled and then
+    decoded through the slots, must give the logits of the plain model.
 
     Example:
         >>> from turnwise.testing.tiny import tiny_model
@@ -46,7 +47,11 @@ def _trial(model: PreTrainedModel, *, settings: dict[str, Any], max_context: int
     tolerance = 1e-3 if weight.dtype == torch.float32 else 0.1
     try:
         with inference(model):
-            plain = model(input_ids=torch.tensor([ids], device=weight.device), use_cache=False).logits[0].float()
+            plain = (
+                model(input_ids=torch.tensor([ids], device=weight.device), use_cache=False)
+                .logits[0]
+                .float()
+            )
             expected = plain.log_softmax(-1)
             _, logprobs = passes.prefill([state], size=16, num_rows=1)
             found = [logprobs[0]]
@@ -55,7 +60,8 @@ def _trial(model: PreTrainedModel, *, settings: dict[str, Any], max_context: int
                 state.ids.append(token)
                 state.decode_last()
                 found.append(passes.decode([state])[1][0])
-    except Exception as error:  # an unknown model may raise anything here, and then it is not supported
+    except Exception as error:
+        # An unknown model may raise anything here; then it is not supported.
         return f"a trial raised {error!r}"
     # Greedy draws report the largest log-prob of each step: one number that depends on every logit.
     wanted = expected[3:].max(-1).values.tolist()

@@ -1,7 +1,8 @@
-"""GRPO on TRL with environments of many turns. Nothing of TRL is imported before it is used.
+"""GRPO on TRL with multi-turn environments. TRL is imported lazily.
 
-`VerifiersGRPOTrainer(model, env)` trains on TRL's GRPOTrainer: single-turn environments go down TRL's own path, all
-others are played by turnwise (AgentProxy, ContextManager) and handed over as token ids, masks and log-probs.
+`VerifiersGRPOTrainer(model, env)` trains on TRL's GRPOTrainer: single-turn environments use TRL's
+own rollout; all others are played by turnwise (AgentProxy, ContextManager) and passed to TRL as
+token ids, masks and log-probs.
 """
 
 from importlib import import_module
@@ -18,13 +19,14 @@ _HOMES = {
 }
 _NEED_TRL = {"MultiTurnMixin", "VerifiersGRPOConfig", "VerifiersGRPOTrainer"}
 
-__all__ = list(_HOMES)
+__all__ = list(_HOMES)  # pyright: ignore[reportUnsupportedDunderAll]
 
 
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(
-            f"module 'turnwise.integrations.trl' has no attribute {name!r}; it has {', '.join(_HOMES)}"
+            f"module 'turnwise.integrations.trl' has no attribute {name!r}; it has "
+            f"{', '.join(_HOMES)}"
         )
     if name in _NEED_TRL:
         require_trl(name)
@@ -36,6 +38,8 @@ def __dir__() -> list[str]:
 
 
 def require_trl(what: str) -> None:
-    """Raises ImportError, with the command that helps, where TRL is not installed."""
+    """Raises ImportError with the install command if TRL is not installed."""
     if find_spec("trl") is None:
-        raise ImportError(f"{what} needs trl, which is not installed; run: pip install 'turnwise[trl]'")
+        raise ImportError(
+            f"{what} needs trl, which is not installed; run: pip install 'turnwise[trl]'"
+        )

@@ -1,4 +1,5 @@
-"""What a run will generate next, known in advance: the train sampler, with its order drawn one epoch early."""
+"""A train sampler that knows the next generations in advance: it draws its order one epoch
+early."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -7,10 +8,10 @@ from torch.utils.data import Sampler
 
 
 class LookaheadSampler(Sampler[int]):
-    """TRL's train sampler, unchanged in what it yields, that can also be asked for the rows to come.
+    """Wraps TRL's train sampler: yields the same rows, and can also return upcoming ones.
 
-    It sits below the data loader, so that skipping batches on a resume, sharding over processes and prefetching all
-    work as without it.
+    It is below the data loader, so that skipping batches on resume, sharding and prefetching work
+    unchanged.
 
     Args:
         batch_size: rows of one generation over all processes.
@@ -20,8 +21,10 @@ class LookaheadSampler(Sampler[int]):
         >>> sampler = LookaheadSampler([0, 0, 0, 0, 1, 1, 1, 1], batch_size=2, repeats=2)
         >>> list(sampler)
         [0, 0, 0, 0, 1, 1, 1, 1]
-        >>> sampler.locate([0, 0]), sampler.rows((0, 1)), sampler.after((0, 0)), sampler.after((0, 1))
-        ((0, 0), (1, 1), (0, 1), (1, 0))
+        >>> sampler.locate([0, 0]), sampler.rows((0, 1))
+        ((0, 0), (1, 1))
+        >>> sampler.after((0, 0)), sampler.after((0, 1))
+        ((0, 1), (1, 0))
     """
 
     def __init__(self, sampler: Any, *, batch_size: int, repeats: int) -> None:
@@ -40,11 +43,14 @@ class LookaheadSampler(Sampler[int]):
         order = self._drawn.pop(0) if self._drawn else list(self._sampler)
         self._epoch += 1
         self._epochs = {self._epoch: self._batches(order)}
-        self._where = {row: number for number, rows in enumerate(self._epochs[self._epoch]) for row in rows}
+        self._where = {
+            row: number for number, rows in enumerate(self._epochs[self._epoch]) for row in rows
+        }
         return iter(order)
 
     def locate(self, rows: Sequence[int]) -> tuple[int, int] | None:
-        """(epoch, number of the generation) that these rows belong to, None where they are not of this epoch."""
+        """(epoch, number of the generation) that these rows belong to, None where they are not of
+        this epoch."""
         number = self._where.get(rows[0])
         return None if number is None else (self._epoch, number)
 
@@ -59,11 +65,14 @@ class LookaheadSampler(Sampler[int]):
         """The rows of a generation, over all processes."""
         epoch, number = place
         if epoch == self._epoch + 1 and epoch not in self._epochs:
-            order = list(self._sampler)  # drawn now instead of when the epoch starts, from the same generator
+            # Drawn now instead of when the epoch starts, from the same generator.
+            order = list(self._sampler)
             self._drawn.append(order)
             self._epochs[epoch] = self._batches(order)
         return self._epochs[epoch][number]
 
     def _batches(self, order: list[int]) -> list[tuple[int, ...]]:
         step = self._batch_size * self._repeats
-        return [tuple(order[start : start + self._batch_size]) for start in range(0, len(order), step)]
+        return [
+            tuple(order[start : start + self._batch_size]) for start in range(0, len(order), step)
+        ]

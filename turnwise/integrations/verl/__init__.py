@@ -1,6 +1,7 @@
-"""turnwise on verl: our environments, rollout and credit inside verl's trainer, workers, engines and checkpoints.
+"""turnwise on verl: our environments, rollout and credit inside verl's trainer, workers, engines
+and checkpoints.
 
-Nothing here imports verl, Ray or torch before it is used.
+verl, Ray and torch are imported lazily.
 """
 
 from importlib import import_module
@@ -19,7 +20,7 @@ _EXPORTS = {
     "train": "trainer.run",
 }
 
-__all__ = sorted(_EXPORTS)
+__all__ = sorted(_EXPORTS)  # pyright: ignore[reportUnsupportedDunderAll]
 
 
 def __getattr__(name: str) -> Any:

@@ -1,4 +1,5 @@
-"""ALFWorld: household tasks in text, by an engine in plain Python (the default) or by the original one."""
+"""ALFWorld: household tasks in text, by an engine in plain Python (the default) or by the original
+one."""
 
 from turnwise.envs.games.alfworld.check import GamesReport, check_games
 from turnwise.envs.games.alfworld.engine import Frame, PlainEngine

@@ -1,4 +1,5 @@
-"""Plays games to check them: whether walkthroughs reach their goal, and whether two engines agree to the byte."""
+"""Plays games to check them: whether walkthroughs reach their goal, and whether two engines agree
+to the byte."""
 
 import hashlib
 import json
@@ -28,7 +29,8 @@ class GamesReport:
     r"""What `check_games` found.
 
     Example:
-        >>> report = GamesReport(path="g.jsonl", num_games=3, num_reached=2, num_steps=40, seconds=0.5,
+        >>> report = GamesReport(path="g.jsonl", num_games=3, num_reached=2, num_steps=40,
+        ...     seconds=0.5,
         ...     failures=(GameFailure(game_id="t/1", reason="no walkthrough"),))
         >>> report.ok
         False
@@ -62,8 +64,8 @@ class GamesReport:
 def check_games(path: str | Path, *, engine: str = "plain") -> GamesReport:
     """Plays every game's walkthrough and reports which reach their goal.
 
-    Raises FileNotFoundError or ValueError where the file holds no games; a single game that cannot be played is a
-    failure of the report.
+    Raises FileNotFoundError or ValueError where the file holds no games; a single game that cannot
+    be played is a failure of the report.
     """
     start = time.perf_counter()
     games = load_games(path)
@@ -100,7 +102,9 @@ def _walk_through(game: Game, *, engine: str) -> tuple[str | None, int]:
         player.close()
     if shown[-1][1].won:
         return None, len(shown) - 1
-    refused = [command for before, (command, _) in pairwise(shown) if command not in before[1].commands]
+    refused = [
+        command for before, (command, _) in pairwise(shown) if command not in before[1].commands
+    ]
     why = f", the first command that is not admissible is {refused[0]!r}" if refused else ""
     return f"the goal does not hold after {len(shown) - 1} commands{why}", len(shown) - 1
 
@@ -126,7 +130,7 @@ def follow(engine: Engine, commands: Iterable[str]) -> Iterator[Played]:
 def wander(engine: Engine, *, seed: str, steps: int) -> Iterator[Played]:
     """A random walk: the opening frame, then `steps` commands with their frames, won or not.
 
-    Prefers commands that handle things over walking about, and now and then says what nobody understands.
+    Prefers commands that handle objects over walking, and sometimes sends an invalid command.
     """
     rng = random.Random(seed)
     frame = engine.reset()
@@ -142,7 +146,11 @@ def _draw(rng: random.Random, commands: Sequence[str]) -> str:
     if draw < 0.04:
         return "dance wildly"
     if draw < 0.7:
-        handling = [command for command in commands if command.split()[0] not in ("go", "look", "inventory", "help")]
+        handling = [
+            command
+            for command in commands
+            if command.split()[0] not in ("go", "look", "inventory", "help")
+        ]
         commands = handling or commands
     return commands[rng.randrange(len(commands))]
 
@@ -156,7 +164,8 @@ def digest(played: Iterable[Played]) -> str:
 
 
 def first_difference(game: Game, *, seed: str, steps: int) -> tuple[str | None, int]:
-    """(what the two engines first disagree on, or None; the commands compared) over the walkthrough and a random walk.
+    """(what the two engines first disagree on, or None; the commands compared) over the walkthrough
+    and a random walk.
 
     Texts, commands, whether the game is won and the state's name are compared after every command.
     """
@@ -170,7 +179,10 @@ def first_difference(game: Game, *, seed: str, steps: int) -> tuple[str | None, 
             for (command, left), (_, right) in zip(ours, theirs, strict=True):
                 compared += bool(command)
                 if left != right or plain.state_key() != original.state_key():
-                    return f"{game.id}, after {command!r}: plain {left!r}, textworld {right!r}", compared
+                    return (
+                        f"{game.id}, after {command!r}: plain {left!r}, textworld {right!r}",
+                        compared,
+                    )
     finally:
         original.close()
     return None, compared

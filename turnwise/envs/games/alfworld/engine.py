@@ -1,9 +1,10 @@
-"""ALFWorld's household domain in plain Python: the same commands and the same text as the original, without a compiler.
+"""ALFWorld's household domain in plain Python: the same commands and the same text as the original,
+without a compiler.
 
-The world is a set of facts. Fifteen kinds of action change them, each with a precondition; the commands that the agent
-may give are exactly the actions whose preconditions hold. Two oddities of the original are kept because its games are
-played with them: an object can be examined only while it is held, and looking around where no receptacle is near
-shows nothing.
+The world is a set of facts. Fifteen kinds of action change them, each with a precondition; the
+commands that the agent may give are exactly the actions whose preconditions hold. Two oddities of
+the original are kept because its games are played with them: an object can be examined only while
+it is held, and looking around where no receptacle is near shows nothing.
 """
 
 import hashlib
@@ -66,8 +67,8 @@ Action = tuple[Callable[..., str], tuple[str, ...]]
 class PlainEngine:
     """Plays one game.
 
-    `step` takes exactly the commands of the last frame (surrounding space aside); anything else answers
-    "Nothing happens." and leaves the world as it was.
+    `step` takes exactly the commands of the last frame (surrounding space aside); anything else
+    answers "Nothing happens." and leaves the world as it was.
     """
 
     def __init__(self, world: World, *, task: str) -> None:
@@ -111,7 +112,7 @@ class PlainEngine:
         return hashlib.blake2b(state.encode(), digest_size=16).hexdigest()
 
     def copy(self) -> "PlainEngine":
-        """Another engine in the same state, which then goes its own way."""
+        """An independent copy of the engine in the same state."""
         other = PlainEngine(self.world, task=self._task)
         other.facts = set(self.facts)
         other.inside = {receptacle: list(contents) for receptacle, contents in self.inside.items()}
@@ -160,12 +161,19 @@ class PlainEngine:
             elif ("holdsany", self.world.agent) not in self.facts and self.is_reachable(receptacle):
                 for thing in self.inside.get(receptacle, ()):
                     if self._has("pickupable", thing):
-                        actions[f"take {self._name(thing)} from {name}"] = (self._take, (thing, receptacle))
+                        actions[f"take {self._name(thing)} from {name}"] = (
+                            self._take,
+                            (thing, receptacle),
+                        )
         if self.held is not None:
             actions[f"examine {self._name(self.held)}"] = (self._examine_object, (self.held,))
             if self.world.kinds.get(self.held) in ("knifetype", "butterknifetype"):
                 for fact in self.facts:
-                    if fact[0] == "objectatlocation" and fact[2] == self.place and self._has("sliceable", fact[1]):
+                    if (
+                        fact[0] == "objectatlocation"
+                        and fact[2] == self.place
+                        and self._has("sliceable", fact[1])
+                    ):
                         command = f"slice {self._name(fact[1])} with {self._name(self.held)}"
                         actions[command] = (self._slice, (fact[1], self.held))
         return actions
@@ -175,7 +183,11 @@ class PlainEngine:
         routes = self._travel.get(self.place)
         if routes is None:
             routes = dict[str, Action]()
-            routes |= {"look": (self._look, ()), "inventory": (self._inventory, ()), "help": (text.help_page, ())}
+            routes |= {
+                "look": (self._look, ()),
+                "inventory": (self._inventory, ()),
+                "help": (text.help_page, ()),
+            }
             for receptacle, place in self.world.locations.items():
                 if place != self.place:
                     routes[f"go to {self._name(receptacle)}"] = (self._go, (receptacle,))
@@ -184,11 +196,17 @@ class PlainEngine:
 
     def _add_uses_of_held(self, actions: dict[str, Action], *, receptacle: str, held: str) -> None:
         kinds, name, object_name = self.world.kinds, self._name(receptacle), self._name(held)
-        if self.is_reachable(receptacle) and (kinds.get(receptacle), kinds.get(held)) in self.world.can_contain:
+        if (
+            self.is_reachable(receptacle)
+            and (kinds.get(receptacle), kinds.get(held)) in self.world.can_contain
+        ):
             actions[f"move {object_name} to {name}"] = (self._put, (held, receptacle))
         for verb, trait, kind in STATIONS:
             if kinds.get(receptacle) == kind and self._has(trait, held):
-                actions[f"{verb} {object_name} with {name}"] = (self._treat, (verb, held, receptacle))
+                actions[f"{verb} {object_name} with {name}"] = (
+                    self._treat,
+                    (verb, held, receptacle),
+                )
 
     # What they do
 
@@ -253,7 +271,11 @@ class PlainEngine:
         return text.receptacle(
             self._name(receptacle),
             contents,
-            door=None if not openable else "open" if ("opened", receptacle) in self.facts else "closed",
+            door=None
+            if not openable
+            else "open"
+            if ("opened", receptacle) in self.facts
+            else "closed",
         )
 
     def _examine_object(self, thing: str) -> str:
@@ -275,7 +297,8 @@ class PlainEngine:
         near = self.world.nearby.get(self.place, ())
         if not near:
             return text.middle_of_room(self._named(self.world.locations) if opening else ())
-        # Only what was taken from a receptacle here and put into another one here counts as lying beside it.
+        # Only what was taken from a receptacle here and put into another one here counts as lying
+        # beside it.
         beside = sorted(
             (thing, receptacle)
             for thing, receptacle in self._left

@@ -1,4 +1,5 @@
-"""ALFWorld as an environment: household tasks in text, by commands such as "take mug 1 from shelf 2"."""
+"""ALFWorld as an environment: household tasks in text, by commands such as "take mug 1 from shelf
+2"."""
 
 import hashlib
 from collections.abc import Sequence
@@ -20,10 +21,12 @@ _LONGEST_COMMAND = 200
 
 
 class AlfWorldEnv(BaseEnv):
-    """A household in text. Winning pays `win_reward` and ends the episode; `max_steps` commands truncate it.
+    """A household in text. Winning pays `win_reward` and ends the episode; `max_steps` commands
+    truncate it.
 
-    Games come from a file of games, from floor plans (endless made games), or, with neither, from the project's own
-    twenty rooms. Without a file, "train" and "val" games never share a room; with one, they never share a game.
+    Games come from a file of games, from floor plans (endless made games), or, with neither, from
+    the project's own twenty rooms. Without a file, "train" and "val" games never share a room; with
+    one, they never share a game.
 
     Example:
         >>> env = AlfWorldEnv()
@@ -35,10 +38,14 @@ class AlfWorldEnv(BaseEnv):
     """
 
     instruction = (
-        "You are in a house and have a task to do there. Walk from one piece of furniture to the next, open what is "
-        "closed, pick things up one at a time, use what you find, and bring things where they belong. Answer with one "
-        "command, such as: go to shelf 1, open drawer 2, take mug 1 from shelf 1, move mug 1 to desk 1, "
-        "clean apple 1 with sinkbasin 1, heat egg 1 with microwave 1, cool egg 1 with fridge 1, use desklamp 1, look."
+        "You are in a house and have a task to do there. Walk from one piece of furniture to the "
+        "next, open what is "
+        "closed, pick things up one at a time, use what you find, and bring things where they "
+        "belong. Answer with one "
+        "command, such as: go to shelf 1, open drawer 2, take mug 1 from shelf 1, move mug 1 to "
+        "desk 1, "
+        "clean apple 1 with sinkbasin 1, heat egg 1 with microwave 1, cool egg 1 with fridge 1, "
+        "use desklamp 1, look."
     )
 
     def __init__(
@@ -56,16 +63,20 @@ class AlfWorldEnv(BaseEnv):
     ) -> None:
         """`games`: a JSON-lines file of games. `floorplans`: a JSON file of rooms to make games on.
 
-        `val_split` names the file's split that "val" stands for; None takes all that are not "train".
+        `val_split` names the file's split that "val" stands for; None takes all that are not
+        "train".
         """
         if games is not None and floorplans is not None:
-            raise ValueError(f"games come from a file or from floor plans, got both: {games!r} and {floorplans!r}")
+            raise ValueError(
+                f"games come from a file or from floor plans, got both: {games!r} and "
+                f"{floorplans!r}"
+            )
         if engine not in ("plain", "textworld"):
             raise ValueError(f"engine is 'plain' or 'textworld', got {engine!r}")
         if engine == "textworld":
             from turnwise.envs.games.alfworld.textworld import require_original
 
-            require_original()  # before a run begins, not in its first episode
+            require_original()  # fails before the run begins, not in its first episode
         if task_text not in ("template", "human"):
             raise ValueError(f"task_text is 'template' or 'human', got {task_text!r}")
         if max_steps < 1:
@@ -82,7 +93,11 @@ class AlfWorldEnv(BaseEnv):
             self._splits = split_games(chosen, val_split=val_split)
         self._engine_name: EngineName = engine
         self._task_text: TaskText = task_text
-        self._max_steps, self._win_reward, self._show_admissible = max_steps, win_reward, show_admissible
+        self._max_steps, self._win_reward, self._show_admissible = (
+            max_steps,
+            win_reward,
+            show_admissible,
+        )
         self._game: Game | None = None
         self._engine: Engine | None = None
         self._frame: Frame | None = None
@@ -90,11 +105,19 @@ class AlfWorldEnv(BaseEnv):
         self._over = True
 
     def reset(
-        self, seed: int | None = None, *, split: str = "train", game_id: str | None = None, **kwargs: Any
+        self,
+        seed: int | None = None,
+        *,
+        split: str = "train",
+        game_id: str | None = None,
+        **kwargs: Any,
     ) -> tuple[str, dict[str, Any]]:
-        """The game number `seed` of the split (counted round and round in a file), or the file's game `game_id`."""
+        """The game number `seed` of the split (counted round and round in a file), or the file's
+        game `game_id`."""
         if kwargs:
-            raise EnvError(f"alfworld's reset takes seed, split and game_id, got {sorted(kwargs)} too")
+            raise EnvError(
+                f"alfworld's reset takes seed, split and game_id, got {sorted(kwargs)} too"
+            )
         game = self._choose(seed or 0, split=split, game_id=game_id)
         if self._engine is None or game != self._game:
             self.close()
@@ -103,10 +126,15 @@ class AlfWorldEnv(BaseEnv):
         self._frame = self._engine.reset()
         self._steps = 0
         self._over = False
-        return self._text(self._frame), {**self._info(self._frame), "game": game.id, "task_type": game.task_type}
+        return self._text(self._frame), {
+            **self._info(self._frame),
+            "game": game.id,
+            "task_type": game.task_type,
+        }
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
-        """Plays one command. Case and surplus spaces do not matter; what is not admissible changes nothing."""
+        """Plays one command. Case and surplus spaces do not matter; what is not admissible changes
+        nothing."""
         if self._over or self._engine is None or self._frame is None:
             raise EnvError("alfworld: step needs a running episode; call reset first")
         command = " ".join(action[: 2 * _LONGEST_COMMAND].lower().split())[:_LONGEST_COMMAND]
@@ -121,13 +149,18 @@ class AlfWorldEnv(BaseEnv):
 
     def render(self) -> str:
         """The last thing that was shown, and the commands one per line."""
-        return "" if self._frame is None else "\n".join([self._frame.text, *(f"  {c}" for c in self._frame.commands)])
+        return (
+            ""
+            if self._frame is None
+            else "\n".join([self._frame.text, *(f"  {c}" for c in self._frame.commands)])
+        )
 
     def state_key(self) -> str | None:
         return None if self._engine is None else self._engine.state_key()
 
     def potential(self) -> float | None:
-        """Minus the share of `win_reward` that the commands still needed are of `max_steps`; plain engine only.
+        """Minus the share of `win_reward` that the commands still needed are of `max_steps`; plain
+        engine only.
 
         It falls to -win_reward where no way to the goal is known.
         """
@@ -154,8 +187,12 @@ class AlfWorldEnv(BaseEnv):
     def _choose(self, seed: int, *, split: str, game_id: str | None) -> Game:
         if self._splits is None:
             if game_id is not None:
-                raise EnvError(f"game_id names a game of a file, but no file was given: {game_id!r}")
-            return _made(self._floorplans, self._task_types, seed, "train" if split == "train" else "val")
+                raise EnvError(
+                    f"game_id names a game of a file, but no file was given: {game_id!r}"
+                )
+            return _made(
+                self._floorplans, self._task_types, seed, "train" if split == "train" else "val"
+            )
         if game_id is not None:
             for game in (game for games in self._splits.values() for game in games):
                 if game.id == game_id:
@@ -173,7 +210,8 @@ class AlfWorldEnv(BaseEnv):
         return {"success": frame.won, "admissible_commands": list(frame.commands)}
 
 
-# A run has hundreds of environments, and the members of a group play the same game: what they load is shared.
+# A run has hundreds of environments, and the members of a group play the same game, so loaded data
+# is shared.
 
 
 @lru_cache(maxsize=4)
@@ -184,7 +222,9 @@ def _games(path: str, stamp: int) -> tuple[Game, ...]:
 
 @lru_cache(maxsize=8)
 def _maker(floorplans: str | None, task_types: tuple[str, ...]) -> GameMaker:
-    return GameMaker(sample_plans() if floorplans is None else load_plans(floorplans), task_types=task_types)
+    return GameMaker(
+        sample_plans() if floorplans is None else load_plans(floorplans), task_types=task_types
+    )
 
 
 @lru_cache(maxsize=256)
@@ -192,19 +232,32 @@ def _made(floorplans: str | None, task_types: tuple[str, ...], seed: int, split:
     return _maker(floorplans, task_types).make(seed, split=split)
 
 
-def split_games(games: Sequence[Game], *, val_split: str | None = None) -> dict[str, tuple[Game, ...]]:
-    """The games to train on and the games to validate on, by the names that the file gives its splits.
+def split_games(
+    games: Sequence[Game], *, val_split: str | None = None
+) -> dict[str, tuple[Game, ...]]:
+    """The games to train on and the games to validate on, by the names that the file gives its
+    splits.
 
-    Where the file has but one kind, a tenth of it is held out: those whose ids have the lowest digests.
+    Where the file has but one kind, a tenth of it is held out: those whose ids have the lowest
+    digests.
     """
     train = [game for game in games if game.split == "train"]
-    val = [game for game in games if (game.split != "train" if val_split is None else game.split == val_split)]
+    val = [
+        game
+        for game in games
+        if (game.split != "train" if val_split is None else game.split == val_split)
+    ]
     if val_split == "train" or (val_split is not None and not val):
-        raise ValueError(f"val_split is one of {sorted({g.split for g in games} - {'train'})}, got {val_split!r}")
+        raise ValueError(
+            f"val_split is one of {sorted({g.split for g in games} - {'train'})}, got {val_split!r}"
+        )
     if not train or not val:
         pool = sorted(train or val, key=lambda game: hashlib.blake2b(game.id.encode()).digest())
         if len(pool) < 2:
-            raise ValueError(f"train and val need at least one game each, the file has {len(pool)} of these task types")
+            raise ValueError(
+                f"train and val need at least one game each, the file has {len(pool)} of these "
+                "task types"
+            )
         held_out = max(1, len(pool) // 10)
         train, val = pool[held_out:], pool[:held_out]
         train, val = [g for g in games if g in train], [g for g in games if g in val]

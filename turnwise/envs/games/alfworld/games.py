@@ -1,4 +1,5 @@
-"""Games of ALFWorld as rows of JSON: what a game is, how its task is worded, how files of them are read and written."""
+"""Games of ALFWorld as rows of JSON: what a game is, how its task is worded, how files of them are
+read and written."""
 
 import gzip
 import hashlib
@@ -17,11 +18,26 @@ TaskText = Literal["template", "human"]
 
 TASKS: Mapping[str, tuple[str, str]] = {
     "pick_and_place_simple": ("put a {obj} in {recep}", "put some {obj} on {recep}"),
-    "look_at_obj_in_light": ("look at {obj} under the {toggle}", "examine the {obj} with the {toggle}"),
-    "pick_clean_then_place_in_recep": ("put a clean {obj} in {recep}", "clean some {obj} and put it in {recep}"),
-    "pick_heat_then_place_in_recep": ("put a hot {obj} in {recep}", "heat some {obj} and put it in {recep}"),
-    "pick_cool_then_place_in_recep": ("put a cool {obj} in {recep}", "cool some {obj} and put it in {recep}"),
-    "pick_two_obj_and_place": ("put two {obj} in {recep}", "find two {obj} and put them in {recep}"),
+    "look_at_obj_in_light": (
+        "look at {obj} under the {toggle}",
+        "examine the {obj} with the {toggle}",
+    ),
+    "pick_clean_then_place_in_recep": (
+        "put a clean {obj} in {recep}",
+        "clean some {obj} and put it in {recep}",
+    ),
+    "pick_heat_then_place_in_recep": (
+        "put a hot {obj} in {recep}",
+        "heat some {obj} and put it in {recep}",
+    ),
+    "pick_cool_then_place_in_recep": (
+        "put a cool {obj} in {recep}",
+        "cool some {obj} and put it in {recep}",
+    ),
+    "pick_two_obj_and_place": (
+        "put two {obj} in {recep}",
+        "find two {obj} and put them in {recep}",
+    ),
 }
 """The six kinds of task, each with its two wordings."""
 
@@ -31,7 +47,8 @@ class Game:
     """One game: a room, what lies where, and a task.
 
     Example:
-        >>> game = Game(id="t/1", split="train", task_type="pick_and_place_simple", object_target="Mug",
+        >>> game = Game(id="t/1", split="train", task_type="pick_and_place_simple",
+        ...     object_target="Mug",
         ...     parent_target="Shelf", pddl_problem="(define)")
         >>> game.wording(0), game.wording(1)
         ('put a mug in shelf', 'put some mug on shelf')
@@ -60,11 +77,16 @@ class Game:
     def wording(self, variant: int) -> str:
         """The task by template."""
         template = TASKS[self.task_type][variant % 2]
-        obj, recep, toggle = self.object_target.lower(), self.parent_target.lower(), self.toggle_target.lower()
+        obj, recep, toggle = (
+            self.object_target.lower(),
+            self.parent_target.lower(),
+            self.toggle_target.lower(),
+        )
         return template.format(obj=obj, recep=recep, toggle=toggle)
 
     def task(self, *, wording: TaskText = "template") -> str:
-        """The task, always in the same words for the same game: which wording it gets is a digest of its id.
+        """The task, always in the same words for the same game: which wording it gets is a digest
+        of its id.
 
         "human" falls back on the template where nobody described the task.
         """
@@ -100,19 +122,26 @@ class Game:
 
     @classmethod
     def from_row(cls, row: Mapping[str, Any]) -> "Game":
-        """The game of one row. Raises ValueError where a field is missing or the task is not one of `TASKS`."""
+        """The game of one row. Raises ValueError where a field is missing or the task is not one of
+        `TASKS`."""
         if not isinstance(row, dict):
             raise ValueError(f"a game's row is a JSON object, got {type(row).__name__}")
         missing = [
-            key for key in ("split", "task", "trial", "task_type", "pddl_params", "pddl_problem") if key not in row
+            key
+            for key in ("split", "task", "trial", "task_type", "pddl_params", "pddl_problem")
+            if key not in row
         ]
         if missing:
             raise ValueError(f"a game's row has the fields {missing} too, got only {sorted(row)}")
         if row["task_type"] not in TASKS:
-            raise ValueError(f"a game's task_type is one of {sorted(TASKS)}, got {row['task_type']!r}")
+            raise ValueError(
+                f"a game's task_type is one of {sorted(TASKS)}, got {row['task_type']!r}"
+            )
         params = cast(Mapping[str, Any], row["pddl_params"])
         if params.get("object_sliced"):
-            raise ValueError(f"games with sliced objects are not played, {row['task']}/{row['trial']} has one")
+            raise ValueError(
+                f"games with sliced objects are not played, {row['task']}/{row['trial']} has one"
+            )
         scene = cast(Mapping[str, Any], row.get("scene") or {})
         return cls(
             id=f"{row['task']}/{row['trial']}",
@@ -139,14 +168,17 @@ def _world(problem: str) -> World:
 
 
 def load_games(path: str | Path) -> tuple[Game, ...]:
-    """The games of a JSON-lines file, gzipped or not, in its order; or of a folder, as alfworld-download lays it out.
+    """The games of a JSON-lines file, gzipped or not, in its order; or of a folder, as
+    alfworld-download lays it out.
 
-    Raises ValueError with the number of the line (or the file) that is not a game, or where two games share an id.
+    Raises ValueError with the number of the line (or the file) that is not a game, or where two
+    games share an id.
     """
     source = Path(path)
     if not source.exists():
         raise FileNotFoundError(
-            f"games are read from a JSON-lines file (.jsonl, .jsonl.gz) or a folder of games, there is none at {source}"
+            "games are read from a JSON-lines file (.jsonl, .jsonl.gz) or a folder of games, "
+            f"there is none at {source}"
         )
     games: dict[str, Game] = {}
     for where, row in _folder_rows(source) if source.is_dir() else _file_rows(source):
@@ -163,14 +195,19 @@ def load_games(path: str | Path) -> tuple[Game, ...]:
 
 
 def _file_rows(file: Path) -> Iterator[tuple[str, str]]:
-    with gzip.open(file, "rt", encoding="utf-8") if file.suffix == ".gz" else file.open(encoding="utf-8") as lines:
+    with (
+        gzip.open(file, "rt", encoding="utf-8")
+        if file.suffix == ".gz"
+        else file.open(encoding="utf-8") as lines
+    ):
         for number, line in enumerate(lines, start=1):
             if line.strip():
                 yield f"{file}, line {number}", line
 
 
 def _folder_rows(folder: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """One row per folder SPLIT/TASK/TRIAL that holds a game, without the tasks that ALFWorld leaves out."""
+    """One row per folder SPLIT/TASK/TRIAL that holds a game, without the tasks that ALFWorld leaves
+    out."""
     for file in sorted(folder.glob("**/traj_data.json")):
         trial = file.parent
         game_file, problem_file = trial / "game.tw-pddl", trial / "initial_state.pddl"
@@ -178,7 +215,9 @@ def _folder_rows(folder: Path) -> Iterator[tuple[str, dict[str, Any]]]:
         if left_out or not (game_file.is_file() or problem_file.is_file()):
             continue
         about = json.loads(file.read_text(encoding="utf-8"))
-        game: dict[str, Any] = json.loads(game_file.read_text(encoding="utf-8")) if game_file.is_file() else {}
+        game: dict[str, Any] = (
+            json.loads(game_file.read_text(encoding="utf-8")) if game_file.is_file() else {}
+        )
         if game.get("solvable") is False:
             continue
         yield (
@@ -190,8 +229,11 @@ def _folder_rows(folder: Path) -> Iterator[tuple[str, dict[str, Any]]]:
                 "task_type": about["task_type"],
                 "pddl_params": about["pddl_params"],
                 "scene": about.get("scene"),
-                "human_task_descs": [note["task_desc"] for note in about.get("turk_annotations", {}).get("anns", ())],
-                "pddl_problem": game.get("pddl_problem") or problem_file.read_text(encoding="utf-8"),
+                "human_task_descs": [
+                    note["task_desc"] for note in about.get("turk_annotations", {}).get("anns", ())
+                ],
+                "pddl_problem": game.get("pddl_problem")
+                or problem_file.read_text(encoding="utf-8"),
                 "walkthrough": game.get("walkthrough"),
             },
         )
@@ -200,6 +242,10 @@ def _folder_rows(folder: Path) -> Iterator[tuple[str, dict[str, Any]]]:
 def save_games(path: str | Path, *, games: Iterable[Game]) -> None:
     """Writes games as JSON lines, gzipped where the name ends in .gz."""
     file = Path(path)
-    with gzip.open(file, "wt", encoding="utf-8") if file.suffix == ".gz" else file.open("w", encoding="utf-8") as out:
+    with (
+        gzip.open(file, "wt", encoding="utf-8")
+        if file.suffix == ".gz"
+        else file.open("w", encoding="utf-8") as out
+    ):
         for game in games:
             out.write(json.dumps(game.to_row(), ensure_ascii=False) + "\n")

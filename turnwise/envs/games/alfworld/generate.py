@@ -1,4 +1,5 @@
-"""Makes games: a floor plan, things strewn over it, and a task that can be done there. The same seed, the same game."""
+"""Generates games: a floor plan, objects placed on it, and a feasible task. Deterministic in the
+seed."""
 
 import random
 from collections.abc import Iterable, Sequence
@@ -40,7 +41,9 @@ class GameMaker:
         (True, True, True)
     """
 
-    def __init__(self, plans: Iterable[FloorPlan], *, task_types: Sequence[str] = tuple(TASKS)) -> None:
+    def __init__(
+        self, plans: Iterable[FloorPlan], *, task_types: Sequence[str] = tuple(TASKS)
+    ) -> None:
         unknown = sorted(set(task_types) - set(TASKS))
         if unknown or not task_types:
             raise ValueError(f"task types are some of {sorted(TASKS)}, got {unknown or 'none'}")
@@ -49,11 +52,13 @@ class GameMaker:
         for plan in plans:
             for task_type in task_types:
                 if targets(plan, task_type):
-                    self._plans.setdefault(("val" if plan.held_out else "train", task_type), []).append(plan)
+                    self._plans.setdefault(
+                        ("val" if plan.held_out else "train", task_type), []
+                    ).append(plan)
         self._task_types = tuple(sorted(set(task_types)))
 
     def make(self, seed: int, *, split: str) -> Game:
-        """The game that this seed stands for. It can be won, its walkthrough shows how, and it is not won already."""
+        """The game of this seed, with a walkthrough. It can be won and is not won at the start."""
         if split not in ("train", "val"):
             raise ValueError(f"made games belong to the split 'train' or 'val', got {split!r}")
         rng = random.Random(derive_seed(seed, f"alfworld {split}"))
@@ -61,25 +66,33 @@ class GameMaker:
         choices = self._plans.get((split, task_type))
         if not choices:
             raise ValueError(
-                f"no floor plan for {split} allows the task {task_type}: give more plans or other task_types"
+                f"no floor plan for {split} allows the task {task_type}: give more plans or other "
+                "task_types"
             )
         plan = rng.choice(choices)
         obj, parent = rng.choice(targets(plan, task_type))
-        game = _lay_out(plan, task_type=task_type, obj=obj, parent=parent, trial=f"{split}_{seed}", rng=rng)
+        game = _lay_out(
+            plan, task_type=task_type, obj=obj, parent=parent, trial=f"{split}_{seed}", rng=rng
+        )
         walkthrough = find_plan(game)
         if not walkthrough:
-            raise RuntimeError(f"a made game is never won at the start and always winnable, {game.id} is not")
+            raise RuntimeError(
+                f"a made game is never won at the start and always winnable, {game.id} is not"
+            )
         return replace(game, split=split, walkthrough=walkthrough)
 
 
 def targets(plan: FloorPlan, task_type: str) -> tuple[tuple[str, str], ...]:
-    """The (object type, receptacle type) pairs that make the task possible on this plan, and not won from the start.
+    """The (object type, receptacle type) pairs that make the task possible on this plan, and not
+    won from the start.
 
-    For the lamp the receptacle type is empty. The object must have somewhere else to lie than where it is to be
-    brought, and a treatment is not asked for in the very place where it is done.
+    For the lamp the receptacle type is empty. The object must have somewhere else to lie than where
+    it is to be brought, and a treatment is not asked for in the very place where it is done.
     """
     kinds = plan.kinds
-    movable = sorted(thing for thing in plan.objects if any(thing in rooms.HOLDS[kind] for kind in kinds))
+    movable = sorted(
+        thing for thing in plan.objects if any(thing in rooms.HOLDS[kind] for kind in kinds)
+    )
     if task_type == "look_at_obj_in_light":
         if rooms.LAMP in plan.objects and kinds & rooms.LAMP_STANDS_ON:
             return tuple((thing, "") for thing in movable)
@@ -95,11 +108,14 @@ def targets(plan: FloorPlan, task_type: str) -> tuple[tuple[str, str], ...]:
         (thing, parent)
         for thing in movable
         for parent in sorted(kinds - {station})
-        if thing in rooms.HOLDS[parent] and any(thing in rooms.HOLDS[kind] for kind in kinds - {parent})
+        if thing in rooms.HOLDS[parent]
+        and any(thing in rooms.HOLDS[kind] for kind in kinds - {parent})
     )
 
 
-def _lay_out(plan: FloorPlan, *, task_type: str, obj: str, parent: str, trial: str, rng: random.Random) -> Game:
+def _lay_out(
+    plan: FloorPlan, *, task_type: str, obj: str, parent: str, trial: str, rng: random.Random
+) -> Game:
     things: list[_Thing] = []
 
     def strew(kind: str, count: int) -> None:
@@ -108,7 +124,9 @@ def _lay_out(plan: FloorPlan, *, task_type: str, obj: str, parent: str, trial: s
         if kind == rooms.LAMP:
             spots = [r for r in plan.receptacles if r.kind in rooms.LAMP_STANDS_ON]
         for spot in rng.choices(spots, k=count) if spots else ():
-            where = "|".join(f"{rng.choice('+-')}{rng.randrange(400) / 100:05.2f}" for _ in range(3))
+            where = "|".join(
+                f"{rng.choice('+-')}{rng.randrange(400) / 100:05.2f}" for _ in range(3)
+            )
             things.append(_Thing(id=f"{kind}|{where}|{len(things)}", kind=kind, receptacle=spot))
 
     strew(obj, rng.randint(2 if task_type == "pick_two_obj_and_place" else 1, 3))
@@ -133,8 +151,10 @@ def _lay_out(plan: FloorPlan, *, task_type: str, obj: str, parent: str, trial: s
 def _goal(task_type: str, *, obj: str, recep: str) -> str:
     if task_type == "look_at_obj_in_light":
         return (
-            f"(exists (?t - object ?r - receptacle ?a - agent ?l - location) (and (objectType ?t {rooms.LAMP}Type)"
-            " (toggleable ?t) (isToggled ?t) (receptacleAtLocation ?r ?l) (atLocation ?a ?l) (inReceptacle ?t ?r)))"
+            "(exists (?t - object ?r - receptacle ?a - agent ?l - location) (and (objectType ?t "
+            f"{rooms.LAMP}Type)"
+            " (toggleable ?t) (isToggled ?t) (receptacleAtLocation ?r ?l) (atLocation ?a ?l) "
+            "(inReceptacle ?t ?r)))"
             f" (exists (?o - object ?a - agent) (and (objectType ?o {obj}Type) (holds ?a ?o)))"
         )
     one = _IN_PLACE.format(obj=obj, recep=recep)
@@ -167,20 +187,31 @@ def _problem(plan: FloorPlan, things: Sequence[_Thing], *, goal: str) -> str:
     for thing in things:
         name = _mangle(thing.id)
         objects.append(f"{name} - object")
-        facts += [f"objectType {name} {thing.kind}Type", f"inReceptacle {name} {_mangle(thing.receptacle.id)}"]
+        facts += [
+            f"objectType {name} {thing.kind}Type",
+            f"inReceptacle {name} {_mangle(thing.receptacle.id)}",
+        ]
         facts.append(f"objectAtLocation {name} {_mangle(thing.receptacle.place)}")
         facts.append(f"toggleable {name}" if thing.kind == rooms.LAMP else f"pickupable {name}")
         facts += [f"{trait} {name}" for trait, kinds in _TRAITS.items() if thing.kind in kinds]
     present = {thing.kind for thing in things}
     for kind in sorted(plan.kinds):
-        facts += [f"canContain {kind}Type {held}Type" for held in sorted(rooms.HOLDS[kind] & present)]
+        facts += [
+            f"canContain {kind}Type {held}Type" for held in sorted(rooms.HOLDS[kind] & present)
+        ]
     lines = "\n".join(f"  ({fact})" for fact in facts)
     declared = "\n".join(f"  {line}" for line in objects)
     return (
-        f"(define (problem made)\n(:domain alfred)\n(:objects\n{declared})\n(:init\n{lines})\n(:goal (and {goal})))\n"
+        f"(define (problem made)\n(:domain alfred)\n(:objects\n{declared})\n"
+        f"(:init\n{lines})\n(:goal (and {goal})))\n"
     )
 
 
 def _mangle(name: str) -> str:
     """The name in the letters that PDDL allows."""
-    return name.replace("|", "_bar_").replace("+", "_plus_").replace("-", "_minus_").replace(".", "_dot_")
+    return (
+        name.replace("|", "_bar_")
+        .replace("+", "_plus_")
+        .replace("-", "_minus_")
+        .replace(".", "_dot_")
+    )

@@ -19,8 +19,8 @@ class Problem:
     """A PDDL problem in lower case, as PDDL's names know no case.
 
     Example:
-        >>> problem = parse_problem('''(define (problem p) (:domain alfred) (:objects Apple1 - object)
-        ...     (:init (isHot Apple1)) (:goal (and (isHot Apple1))))''')
+        >>> problem = parse_problem('''(define (problem p) (:domain alfred)
+        ...     (:objects Apple1 - object) (:init (isHot Apple1)) (:goal (and (isHot Apple1))))''')
         >>> problem.types, sorted(problem.init)
         ({'apple1': 'object'}, [('ishot', 'apple1')])
     """
@@ -44,15 +44,23 @@ def parse_problem(text: str) -> Problem:
             sections[part[0]] = part[1:]
     for name in (":objects", ":init", ":goal"):
         if name not in sections:
-            raise ValueError(f"a PDDL problem has a section ({name} ...), found only {sorted(sections)}")
+            raise ValueError(
+                f"a PDDL problem has a section ({name} ...), found only {sorted(sections)}"
+            )
     init = frozenset(_fact(item) for item in sections[":init"] if not _is_number(item))
-    return Problem(types=_typed_list(sections[":objects"]), init=init, goal=["and", *sections[":goal"]])
+    return Problem(
+        types=_typed_list(sections[":objects"]), init=init, goal=["and", *sections[":goal"]]
+    )
 
 
-def ground_goal(problem: Problem, *, dynamic: frozenset[str]) -> tuple[tuple[frozenset[Fact], ...], ...]:
-    """The goal as parts that must all hold, each a list of alternatives, each a set of facts that may change.
+def ground_goal(
+    problem: Problem, *, dynamic: frozenset[str]
+) -> tuple[tuple[frozenset[Fact], ...], ...]:
+    """The goal as parts that must all hold, each a list of alternatives, each a set of facts that
+    may change.
 
-    Facts that never change are decided here once, so that checking the goal after a step is a few subset tests.
+    Facts that never change are decided here once, so that checking the goal after a step is a few
+    subset tests.
 
     Example:
         >>> problem = parse_problem('''(define (problem p) (:objects a b - object) (:init (red a))
@@ -79,7 +87,9 @@ class _Query:
     def read(self, expression: Expression) -> None:
         head = expression[0] if isinstance(expression, list) and expression else expression
         if isinstance(expression, str) or not isinstance(head, str):
-            raise ValueError(f"a goal is made of (and ...), (exists ...) and facts, got {expression!r}")
+            raise ValueError(
+                f"a goal is made of (and ...), (exists ...) and facts, got {expression!r}"
+            )
         if head == "and":
             for child in expression[1:]:
                 self.read(child)
@@ -90,7 +100,10 @@ class _Query:
             _, left, right = _fact(expression[1])
             self.unequal.append((left, right))
         elif head in ("not", "or", "forall", "imply", "when"):
-            raise ValueError(f"the plain engine's goals know no ({head} ...); play this game with engine: textworld")
+            raise ValueError(
+                f"the plain engine's goals know no ({head} ...); play this game with engine: "
+                "textworld"
+            )
         else:
             self.atoms.append(_fact(expression))
 
@@ -98,12 +111,22 @@ class _Query:
         bindings: list[dict[str, str]] = [{}]
         for atom in self.atoms:
             if atom[0] not in dynamic:
-                facts = [fact for fact in problem.init if fact[0] == atom[0] and len(fact) == len(atom)]
-                bindings = [new for old in bindings for fact in sorted(facts) if (new := _match(atom, fact, old))]
+                facts = [
+                    fact for fact in problem.init if fact[0] == atom[0] and len(fact) == len(atom)
+                ]
+                bindings = [
+                    new
+                    for old in bindings
+                    for fact in sorted(facts)
+                    if (new := _match(atom, fact, old))
+                ]
                 _limit(len(bindings))
         for binding in bindings:
             free = [name for name in self.variables if name not in binding]
-            choices = [[o for o, kind in problem.types.items() if kind == self.variables[name]] for name in free]
+            choices = [
+                [o for o, kind in problem.types.items() if kind == self.variables[name]]
+                for name in free
+            ]
             for number, values in enumerate(product(*choices)):
                 _limit(number)
                 full = {**binding, **dict(zip(free, values, strict=True))}
@@ -128,7 +151,10 @@ def _match(atom: Fact, fact: Fact, binding: Mapping[str, str]) -> dict[str, str]
 
 def _limit(count: int) -> None:
     if count > _MAX_GROUNDINGS:
-        raise ValueError(f"a goal has at most {_MAX_GROUNDINGS} ways to be met, this one has more: name its types")
+        raise ValueError(
+            f"a goal has at most {_MAX_GROUNDINGS} ways to be met, this one has more: name its "
+            "types"
+        )
 
 
 def _conjuncts(goal: Expression) -> Iterator[Expression]:

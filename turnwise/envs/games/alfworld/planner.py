@@ -1,7 +1,9 @@
-"""A player that knows the whole world: finds commands that reach a game's goal, or says that there are none.
+"""A player with full knowledge of the world: finds commands that reach a game's goal, if there are
+any.
 
-Serves to prove that generated games can be won, to write walkthroughs and to measure how far a state is from the goal.
-Every place is one command away from every other, so a plan is short and no search is needed.
+Used to check that generated games can be won, to write walkthroughs, and to measure the distance to
+the goal. Every place is one command away from every other, so a plan is short and no search is
+needed.
 """
 
 from collections.abc import Iterable
@@ -19,11 +21,12 @@ TREATMENTS = {
 
 
 class _Stuck(Exception):
-    """No command leads on."""
+    """No command makes progress."""
 
 
 def find_plan(game: Game, *, engine: PlainEngine | None = None) -> tuple[str, ...] | None:
-    """Commands that win the game from the engine's state (the start, without one), or None where none were found.
+    """Commands that win the game from the engine's state (the start, without one), or None where
+    none were found.
 
     The engine itself stays where it is.
     """
@@ -56,7 +59,12 @@ class _Player:
     def look_in_light(self) -> None:
         self.hold(self.things_of(self.wanted))
         lamps = self.things_of(self.game.toggle_target.lower() + "type")
-        spots = [r for lamp in lamps for r in self.receptacles_with(lamp) if ("toggleable", lamp) in self.world.traits]
+        spots = [
+            r
+            for lamp in lamps
+            for r in self.receptacles_with(lamp)
+            if ("toggleable", lamp) in self.world.traits
+        ]
         receptacle = self.nearest(spots)
         lamp = next(thing for thing in self.engine.inside[receptacle] if thing in lamps)
         self.go(receptacle)
@@ -86,7 +94,9 @@ class _Player:
             raise _Stuck
         inside = self.engine.inside
         best = max(len(things & set(inside.get(receptacle, ()))) for receptacle in receptacles)
-        target = self.nearest([r for r in receptacles if len(things & set(inside.get(r, ()))) == best])
+        target = self.nearest(
+            [r for r in receptacles if len(things & set(inside.get(r, ()))) == best]
+        )
         for _ in range(2 - best):
             self.hold(sorted(things - set(inside.get(target, ()))))
             self.put(target)
@@ -99,7 +109,12 @@ class _Player:
             return held
         if held is not None:
             self.put_down()
-        sources = {r: thing for thing in choice for r in self.receptacles_with(thing) if self.is_pickupable(thing)}
+        sources = {
+            r: thing
+            for thing in choice
+            for r in self.receptacles_with(thing)
+            if self.is_pickupable(thing)
+        }
         receptacle = self.nearest(sources)
         self.reach(receptacle)
         self.do(f"take {self.world.names[sources[receptacle]]} from {self.world.names[receptacle]}")
@@ -107,12 +122,18 @@ class _Player:
 
     def put_down(self) -> None:
         kinds, held = self.world.kinds, self.engine.held
-        fitting = [r for r in self.world.locations if (kinds[r], kinds[held or ""]) in self.world.can_contain]
+        fitting = [
+            r
+            for r in self.world.locations
+            if (kinds[r], kinds[held or ""]) in self.world.can_contain
+        ]
         self.put(self.nearest(fitting))
 
     def put(self, receptacle: str) -> None:
         self.reach(receptacle)
-        self.do(f"move {self.world.names[self.engine.held or '']} to {self.world.names[receptacle]}")
+        self.do(
+            f"move {self.world.names[self.engine.held or '']} to {self.world.names[receptacle]}"
+        )
 
     def reach(self, receptacle: str) -> None:
         self.go(receptacle)
@@ -134,7 +155,10 @@ class _Player:
         if not known:
             raise _Stuck
         return min(
-            known, key=lambda r: (self.world.locations[r] != self.engine.place) + (not self.engine.is_reachable(r))
+            known,
+            key=lambda r: (
+                (self.world.locations[r] != self.engine.place) + (not self.engine.is_reachable(r))
+            ),
         )
 
     def is_pickupable(self, thing: str) -> bool:
@@ -144,7 +168,15 @@ class _Player:
         return sorted(thing for thing, found in self.world.kinds.items() if found == kind)
 
     def receptacles_of(self, kind: str) -> list[str]:
-        return [receptacle for receptacle in self.world.locations if self.world.kinds.get(receptacle) == kind]
+        return [
+            receptacle
+            for receptacle in self.world.locations
+            if self.world.kinds.get(receptacle) == kind
+        ]
 
     def receptacles_with(self, thing: str) -> list[str]:
-        return [r for r, contents in self.engine.inside.items() if thing in contents and r in self.world.locations]
+        return [
+            r
+            for r, contents in self.engine.inside.items()
+            if thing in contents and r in self.world.locations
+        ]

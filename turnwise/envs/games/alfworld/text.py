@@ -50,26 +50,35 @@ def help_page() -> str:
     """The commands, one per line."""
     lines = [
         # The original sets this one line two columns short of the others.
-        f"  {command}:  {meaning}\n" if command.startswith("move") else f"  {command + ':':<34}{meaning}\n"
+        f"  {command}:  {meaning}\n"
+        if command.startswith("move")
+        else f"  {command + ':':<34}{meaning}\n"
         for command, meaning in _COMMANDS
     ]
     return "Available commands:\n" + "".join(lines)
 
 
 def middle_of_room(receptacles: Sequence[str]) -> str:
-    return f"You are in the middle of a room. Looking quickly around you, you see {things(receptacles)}."
+    return (
+        "You are in the middle of a room. Looking quickly around you, you see "
+        f"{things(receptacles)}."
+    )
 
 
 def facing(receptacles: Sequence[str], beside: Sequence[str]) -> str:
     return f"You are facing the {listing(receptacles)}. Next to it, you see {things(beside)}."
 
 
-def receptacle(name: str, contents: Sequence[str], *, door: Literal["open", "closed"] | None) -> str:
+def receptacle(
+    name: str, contents: Sequence[str], *, door: Literal["open", "closed"] | None
+) -> str:
     """What a receptacle shows; `door` is None where it has none.
 
     Example:
-        >>> receptacle("drawer 1", ["pen 1"], door="open"), receptacle("drawer 1", ["pen 1"], door="closed")
-        ('The drawer 1 is open. In it, you see a pen 1.', 'The drawer 1 is closed.')
+        >>> receptacle("drawer 1", ["pen 1"], door="open")
+        'The drawer 1 is open. In it, you see a pen 1.'
+        >>> receptacle("drawer 1", ["pen 1"], door="closed")
+        'The drawer 1 is closed.'
     """
     if door is None:
         return f"On the {name}, you see {things(contents)}."

@@ -1,10 +1,11 @@
-"""The original ALFWorld (alfworld and TextWorld, extra `alfworld`) behind the interface of the plain engine.
+"""The original ALFWorld (alfworld and TextWorld, extra `alfworld`) behind the interface of the
+plain engine.
 
-The text and the commands are the original's to the byte. What it computes again and again is kept instead: a game is
-translated once, constant templates are parsed once, and contexts that nobody changes are not copied deeply.
+The text and the commands are the original's to the byte. Repeated computations are cached: a game
+is translated once, constant templates are parsed once, and unchanged contexts are not deep-copied.
 
-The original keeps its state in a C library and in `sys.argv`, so one lock serialises all calls; play several games at
-once in worker processes.
+The original keeps its state in a C library and in `sys.argv`, so one lock serialises all calls;
+play several games at once in worker processes.
 """
 
 import copy
@@ -25,7 +26,8 @@ from turnwise.envs.games.alfworld.world import DYNAMIC
 _LOCK = threading.RLock()
 _TASK_MARK = "UNKNOWN GOAL"
 _KEPT_TRANSLATIONS = 16
-_IDLE: list[Any] = []  # every environment maps a copy of the C library that is never unmapped, so they are used again
+# Every environment maps a copy of the C library that is never unmapped, so they are used again.
+_IDLE: list[Any] = []
 
 
 class TextWorldEngine:
@@ -43,7 +45,8 @@ class TextWorldEngine:
             if self._env is None:
                 self._env = _IDLE.pop() if _IDLE else _make_env()
                 self._env.load({**_logic(), "pddl_problem": self._game.pddl_problem})
-            # The task has no say in the rules, so the grammar is the same for all games and parsed once.
+            # The rules do not depend on the task, so the grammar is the same for all games and
+            # parsed once.
             return self._frame(self._env.reset(), task=self._task)
 
     def step(self, command: str) -> Frame:
@@ -56,12 +59,14 @@ class TextWorldEngine:
 
     def state_key(self) -> str:
         """Names the state; equal to the plain engine's key for the same state."""
-        facts = ((fact.name, *(argument.name for argument in fact.arguments)) for fact in self._facts)
+        facts = (
+            (fact.name, *(argument.name for argument in fact.arguments)) for fact in self._facts
+        )
         state = "\n".join(sorted(" ".join(fact) for fact in facts if fact[0] in DYNAMIC))
         return hashlib.blake2b(state.encode(), digest_size=16).hexdigest()
 
     def close(self) -> None:
-        """Hands the original's environment on to the next game."""
+        """Returns the original environment for reuse by the next game."""
         with _LOCK:
             if self._env is not None:
                 _IDLE.append(self._env)
@@ -72,21 +77,28 @@ class TextWorldEngine:
         text = str(state.feedback)
         if task is not None:
             text = text.replace(_TASK_MARK, task)
-        return Frame(text=text, commands=tuple(state["admissible_commands"]), won=bool(state["won"]))
+        return Frame(
+            text=text, commands=tuple(state["admissible_commands"]), won=bool(state["won"])
+        )
 
 
 def require_original() -> None:
     """Raises ImportError, naming the extra, where the original is not installed."""
-    if importlib.util.find_spec("alfworld") is None or importlib.util.find_spec("textworld") is None:
+    if (
+        importlib.util.find_spec("alfworld") is None
+        or importlib.util.find_spec("textworld") is None
+    ):
         raise ImportError(
-            "engine: textworld needs alfworld and textworld, which are not installed: pip install 'turnwise[alfworld]' "
+            "engine: textworld needs alfworld and textworld, which are not installed: pip install "
+            "'turnwise[alfworld]' "
             "(it compiles two packages, so it needs gcc, g++ and cmake), or use engine: plain"
         )
 
 
 @cache
 def _modules() -> tuple[Any, Any, Any]:
-    """(textworld.envs, alfworld's wrappers, TextWorld's parsers made quick), or an ImportError that names the extra."""
+    """(textworld.envs, alfworld's wrappers, TextWorld's parsers made quick), or an ImportError that
+    names the extra."""
     require_original()
     envs = importlib.import_module("textworld.envs")
     wrappers = importlib.import_module("alfworld.agents.environment.alfred_tw_env")
@@ -127,7 +139,11 @@ def _quicken(logic: Any) -> None:
         return copy.deepcopy(symbols(text, rule_name))  # derivations write into their symbols
 
     def copy_context(context: Mapping[str, Any]) -> dict[str, Any]:
-        return {**context, "variables": dict(context["variables"]), "mapping": dict(context["mapping"])}
+        return {
+            **context,
+            "variables": dict(context["variables"]),
+            "mapping": dict(context["mapping"]),
+        }
 
     @lru_cache(maxsize=_KEPT_TRANSLATIONS)
     def translated(domain: str, problem: str) -> Any:
@@ -138,7 +154,8 @@ def _quicken(logic: Any) -> None:
             sys.argv[:] = arguments
 
     def translate_once(domain: str, problem: str, *_: Any, **__: Any) -> Any:
-        # The optimised form serves only to plan, which never happens here; the plain form would do for it too.
+        # The optimised form serves only to plan, which never happens here; the plain form would do
+        # for it too.
         return translated(domain, problem)
 
     textgen._parse_and_convert = fresh_symbols

@@ -25,7 +25,7 @@ DYNAMIC = frozenset(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class World:
-    """What never changes in a game: who can hold what, where things stand, what they are called."""
+    """The static tables of a game: capacities, positions and names."""
 
     names: Mapping[str, str]
     """Id -> display name, such as "drawer 3"."""
@@ -61,7 +61,10 @@ def build_world(problem: Problem) -> World:
     nearby: dict[str, list[str]] = {}
     for _, receptacle, place in by_predicate.get("receptacleatlocation", []):
         if locations.setdefault(receptacle, place) != place:
-            raise ValueError(f"a receptacle is used from one place, {receptacle} from several: use engine: textworld")
+            raise ValueError(
+                f"a receptacle is used from one place, {receptacle} from several: use engine: "
+                "textworld"
+            )
         nearby.setdefault(place, []).append(receptacle)
     in_object: dict[str, list[str]] = {}
     for _, inner, outer in by_predicate.get("inreceptacleobject", []):
@@ -74,7 +77,9 @@ def build_world(problem: Problem) -> World:
         nearby={place: tuple(found) for place, found in nearby.items()},
         kinds={fact[1]: fact[2] for fact in typed},
         can_contain=frozenset((fact[1], fact[2]) for fact in by_predicate.get("cancontain", [])),
-        traits=frozenset(fact for fact in problem.init if len(fact) == 2 and fact[0] not in DYNAMIC),
+        traits=frozenset(
+            fact for fact in problem.init if len(fact) == 2 and fact[0] not in DYNAMIC
+        ),
         in_object={outer: tuple(inner) for outer, inner in in_object.items()},
         init=frozenset(fact for fact in problem.init if fact[0] in DYNAMIC),
         goal=ground_goal(problem, dynamic=DYNAMIC),
@@ -82,7 +87,8 @@ def build_world(problem: Problem) -> World:
 
 
 def display_names(ids: Iterable[str]) -> dict[str, str]:
-    """Id -> name with a number. Things of one kind are numbered downwards in the order of their ids.
+    """Id -> name with a number. Things of one kind are numbered downwards in the order of their
+    ids.
 
     Example:
         >>> display_names(["cup_bar_1", "cup_bar_2", "sink_bar_1_bar_sinkbasin"])

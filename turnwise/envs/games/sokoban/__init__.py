@@ -1,4 +1,5 @@
-"""Sokoban: an engine on plain arrays, rooms by reverse play, Boxoban level files, and a solver for tests."""
+"""Sokoban: an engine on plain arrays, rooms by reverse play, Boxoban level files, and a solver for
+tests."""
 
 from turnwise.envs.games.sokoban.engine import Board, Level, LevelError
 from turnwise.envs.games.sokoban.env import SokobanEnv

@@ -1,8 +1,9 @@
-"""The rules of Sokoban on a flat array of small integers. No rendering, no text of the task, no randomness.
+"""The rules of Sokoban on a flat array of small integers. No rendering, no text of the task, no
+randomness.
 
-A level is one byte per cell, row after row, with one extra byte at the end of each row that stands for the line
-break: so a board becomes text in a single pass. Levels are closed by walls, which is checked when they are made, so a
-move never needs a bounds check.
+A level is one byte per cell, row after row, with one extra byte at the end of each row that stands
+for the line break: so a board becomes text in a single pass. Levels are closed by walls, which is
+checked when they are made, so a move never needs a bounds check.
 """
 
 import hashlib
@@ -29,7 +30,8 @@ _CELLS = {char: cell for cell, char in XSB.items()}
 
 
 class Signs:
-    """How each cell is drawn. Bytes are translated in one pass; signs beyond ASCII stand in as one byte until then.
+    """How each cell is drawn. Bytes are translated in one pass; signs beyond ASCII stand in as one
+    byte until then.
 
     Example:
         >>> Board(Level.from_rows(["#####", "#@$.#", "#####"])).text(Signs({**XSB, BOX: "[]"}))
@@ -74,7 +76,8 @@ class Level:
 
     @classmethod
     def from_rows(cls, rows: Sequence[str]) -> "Level":
-        """The level that these rows draw with the characters of level files. Short rows are filled with floor.
+        """The level that these rows draw with the characters of level files. Short rows are filled
+        with floor.
 
         Raises:
             LevelError: a character, the player, the boxes or the walls are not as they must be.
@@ -95,7 +98,9 @@ class Level:
                 cells.append(cell & ~PLAYER)
             cells.append(WALL | BREAK)
         if len(players) != 1:
-            raise LevelError(f"a level has exactly one player ('@', or '+' on a target), got {len(players)}")
+            raise LevelError(
+                f"a level has exactly one player ('@', or '+' on a target), got {len(players)}"
+            )
         level = cls(width=width, height=len(rows), cells=bytes(cells), player=players[0])
         level._check()
         return level
@@ -140,7 +145,8 @@ class Level:
             row, column = divmod(cell, self.stride)
             if row in (0, self.height - 1) or column in (0, self.width - 1):
                 raise LevelError(
-                    f"a level is closed by walls, but the player can leave it at row {row + 1}, column {column + 1}"
+                    f"a level is closed by walls, but the player can leave it at row {row + 1}, "
+                    f"column {column + 1}"
                 )
             for offset in self.offsets:
                 ahead = cell + offset
@@ -163,7 +169,8 @@ class Level:
             if cell & (BOX | TARGET) and cell != BOX | TARGET and index not in reachable:
                 row, column = divmod(index, self.stride)
                 raise LevelError(
-                    f"boxes and targets can be reached, but the one at row {row + 1}, column {column + 1} cannot"
+                    f"boxes and targets can be reached, but the one at row {row + 1}, column "
+                    f"{column + 1} cannot"
                 )
 
 
@@ -194,7 +201,8 @@ class Board:
         return self.on_target == self.num_boxes
 
     def move(self, direction: int) -> int:
-        """By how much the number of boxes on targets changed. A move against a wall or a stuck box does nothing."""
+        """By how much the number of boxes on targets changed. A move against a wall or a stuck box
+        does nothing."""
         cells = self.cells
         offset = self.offsets[direction]
         ahead = self.player + offset

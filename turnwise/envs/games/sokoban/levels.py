@@ -1,4 +1,5 @@
-"""Level files in Boxoban's text form: a line `; N`, then rows of '#', '@', '$', '.' and spaces. Gzip too."""
+"""Level files in Boxoban's text form: a line `; N`, then rows of '#', '@', '$', '.' and spaces.
+Gzip too."""
 
 import gzip
 import zlib
@@ -37,7 +38,8 @@ class LevelReport:
     """Levels in the file, good and bad."""
     problems: tuple[Problem, ...]
     duplicates: int
-    """Levels whose content stood in the file before. Harmless: a split never separates equal levels."""
+    """Levels whose content stood in the file before. Harmless: a split never separates equal
+    levels."""
     sizes: tuple[tuple[int, int], ...]
     """The (width, height) that occur."""
     boxes: tuple[int, ...]
@@ -52,7 +54,10 @@ class LevelReport:
         lines = [str(problem) for problem in self.problems]
         sizes = ", ".join(f"{width}x{height}" for width, height in self.sizes)
         if self.num_levels == 0:
-            return [f"{self.path}: no level found; a level is rows of '#', '@', '$', '.' under a line '; N'"]
+            return [
+                f"{self.path}: no level found; a level is rows of '#', '@', '$', '.' under a line "
+                "'; N'"
+            ]
         good = self.num_levels - len(self.problems)
         boxes = ", ".join(map(str, self.boxes))
         return [
@@ -63,7 +68,8 @@ class LevelReport:
 
 
 def read_levels(path: str | Path) -> tuple[Level, ...]:
-    """All levels of a file, or of every `.txt` and `.txt.gz` file below a directory, in order of name.
+    """All levels of a file, or of every `.txt` and `.txt.gz` file below a directory, in order of
+    name.
 
     Raises:
         LevelError: a level cannot be played; the message names the file and the line.
@@ -76,14 +82,18 @@ def read_levels(path: str | Path) -> tuple[Level, ...]:
             except LevelError as error:
                 raise LevelError(f"{file}, line {line}, level {name}: {error}") from error
     if not levels:
-        raise LevelError(f"no levels in {path}; a level is rows of '#', '@', '$', '.' under a line '; N'")
+        raise LevelError(
+            f"no levels in {path}; a level is rows of '#', '@', '$', '.' under a line '; N'"
+        )
     return tuple(levels)
 
 
 def check_levels(path: str | Path) -> LevelReport:
-    """What is wrong with each level of a file or directory: drawing, player, boxes, walls, boxes that are stuck.
+    """What is wrong with each level of a file or directory: drawing, player, boxes, walls, boxes
+    that are stuck.
 
-    A box that stands where no push can bring it to a target makes a level unsolvable; that is found without a search.
+    A box that stands where no push can bring it to a target makes a level unsolvable; that is found
+    without a search.
     """
     problems: list[Problem] = []
     digests: set[bytes] = set()
@@ -117,7 +127,9 @@ def check_levels(path: str | Path) -> LevelReport:
 def _files(path: str | Path) -> list[Path]:
     root = Path(path).expanduser()
     if not root.exists():
-        raise FileNotFoundError(f"no level file at {root}; `levels` is a file or a directory of Boxoban text files")
+        raise FileNotFoundError(
+            f"no level file at {root}; `levels` is a file or a directory of Boxoban text files"
+        )
     if not root.is_dir():
         return [root]
     return sorted(file for file in root.rglob("*") if file.name.endswith((".txt", ".txt.gz")))
@@ -129,7 +141,8 @@ def _check_stuck(level: Level) -> None:
         if cell & BOX and distances[index] == UNREACHABLE:
             row, column = divmod(index, level.stride)
             raise LevelError(
-                f"every box can reach a target, but the one at row {row + 1}, column {column + 1} is stuck"
+                f"every box can reach a target, but the one at row {row + 1}, column {column + 1} "
+                "is stuck"
             )
 
 
@@ -140,14 +153,19 @@ def _read_text(file: Path) -> str:
             with gzip.open(file) as stream:
                 data = stream.read(MAX_BYTES + 1)
         except (OSError, EOFError, zlib.error) as error:
-            raise LevelError(f"{file} begins like a gzip file but cannot be unpacked: {error}") from error
+            raise LevelError(
+                f"{file} begins like a gzip file but cannot be unpacked: {error}"
+            ) from error
     if len(data) > MAX_BYTES:
-        raise LevelError(f"a level file has at most {MAX_BYTES} bytes unpacked, {file} has more; split it")
+        raise LevelError(
+            f"a level file has at most {MAX_BYTES} bytes unpacked, {file} has more; split it"
+        )
     try:
         return data.decode("ascii")
     except UnicodeDecodeError as error:
         raise LevelError(
-            f"a level file is ASCII text, got byte {data[error.start]:#04x} at offset {error.start} of {file}"
+            f"a level file is ASCII text, got byte {data[error.start]:#04x} at offset "
+            f"{error.start} of {file}"
         ) from error
 
 

@@ -1,8 +1,9 @@
-"""Random rooms that are always solvable, because each is made by playing backwards from its solution.
+"""Random rooms that are always solvable, because each is made by playing backwards from its
+solution.
 
-The floor is dug by a walk; targets are chosen and boxes set on them; then boxes are pulled away, one random pull after
-the other, never twice into the same state. The state in which the boxes got farthest becomes the room. Pushing the
-pulls back in reverse order solves it.
+The floor is dug by a walk; targets are chosen and boxes set on them; then boxes are pulled away,
+one random pull after the other, never twice into the same state. The state in which the boxes got
+farthest becomes the room. Pushing the pulls back in reverse order solves it.
 """
 
 import random
@@ -36,31 +37,41 @@ class RoomSpec:
     def __post_init__(self) -> None:
         if not (5 <= self.width <= 64 and 5 <= self.height <= 64):
             raise ValueError(
-                f"a room is 5 to 64 cells wide and high, walls included, got {self.width} x {self.height}; change dim"
+                f"a room is 5 to 64 cells wide and high, walls included, got {self.width} x "
+                f"{self.height}; change dim"
             )
         room = (self.width - 2) * (self.height - 2) // 4
         if not 1 <= self.num_boxes <= room:
             raise ValueError(
-                f"a room of {self.width} x {self.height} has 1 to {room} boxes, got num_boxes = {self.num_boxes}"
+                f"a room of {self.width} x {self.height} has 1 to {room} boxes, got num_boxes = "
+                f"{self.num_boxes}"
             )
         if self.search_depth < 1:
-            raise ValueError(f"reverse play makes at least one pull, got search_depth = {self.search_depth}")
+            raise ValueError(
+                f"reverse play makes at least one pull, got search_depth = {self.search_depth}"
+            )
 
 
 def split_of(level: Level, *, val_fraction: float) -> str:
-    """ "val" or "train", decided by the level's content alone, so that equal levels are never on both sides."""
+    """ "val" or "train", decided by the level's content alone, so that equal levels are never on
+    both sides."""
     share = int.from_bytes(level.digest()[:7], "big") / (1 << 56)
     return "val" if share < val_fraction else "train"
 
 
 @lru_cache(maxsize=4096)
-def make_room(spec: RoomSpec, *, seed: int, split: str = "train", val_fraction: float = 0.2) -> Level:
-    """The room of this seed on this side of the split. The same arguments give the same room everywhere.
+def make_room(
+    spec: RoomSpec, *, seed: int, split: str = "train", val_fraction: float = 0.2
+) -> Level:
+    """The room of this seed on this side of the split. The same arguments give the same room
+    everywhere.
 
     Example:
         >>> room = make_room(RoomSpec(), seed=3)
-        >>> room.num_boxes, room == make_room(RoomSpec(), seed=3), room == make_room(RoomSpec(), seed=4)
-        (1, True, False)
+        >>> room.num_boxes
+        1
+        >>> room == make_room(RoomSpec(), seed=3), room == make_room(RoomSpec(), seed=4)
+        (True, False)
     """
     for attempt in range(MAX_ATTEMPTS):
         rng = random.Random(derive_seed(seed, "sokoban.room", attempt))
@@ -93,7 +104,8 @@ def _try_room(spec: RoomSpec, rng: random.Random) -> Level | None:
 
 
 def _dig(spec: RoomSpec, rng: random.Random) -> bytearray:
-    """Walls with a connected floor of 45 to 80 % of the inside, dug by a walk that carves a bit beside its way."""
+    """Walls with a connected floor of 45 to 80 % of the inside, dug by a walk that carves a bit
+    beside its way."""
     stride = spec.width + 1
     cells = bytearray([WALL] * spec.width + [WALL | BREAK]) * spec.height
     wanted = round((spec.width - 2) * (spec.height - 2) * rng.uniform(0.45, 0.8))
@@ -117,7 +129,8 @@ def _dig(spec: RoomSpec, rng: random.Random) -> bytearray:
 def _play_backwards(
     empty: Level, targets: frozenset[int], rng: random.Random, *, depth: int
 ) -> tuple[frozenset[int], int] | None:
-    """(boxes, player) of the farthest state with no box on a target, or None where pulling led to none."""
+    """(boxes, player) of the farthest state with no box on a target, or None where pulling led to
+    none."""
     boxes, player, last = targets, empty.player, -1
     away = _distances(empty, targets)
     seen: set[tuple[frozenset[int], int]] = set()
@@ -134,9 +147,11 @@ def _play_backwards(
                 if stand in area and not empty.cells[back] & WALL and back not in boxes:
                     pulls.append((box, stand, back))
         rng.shuffle(pulls)
-        # Most pulls go on with the same box and away from the targets, as in a solution; some do not.
+        # Most pulls go on with the same box and away from the targets, as in a solution; some do
+        # not.
         pulls.sort(
-            key=lambda pull: (pull[0] == last) + (away[pull[1]] > away[pull[0]]) + rng.random() * 2, reverse=True
+            key=lambda pull: (pull[0] == last) + (away[pull[1]] > away[pull[0]]) + rng.random() * 2,
+            reverse=True,
         )
         for box, stand, back in pulls:
             moved = (boxes - {box}) | {stand}

@@ -1,4 +1,5 @@
-"""Solutions of levels, by A* over pushes. For tests, demonstrations and potentials; never called while training."""
+"""Solutions of levels, by A* over pushes. For tests, demonstrations and potentials; never called
+while training."""
 
 import heapq
 from collections import deque
@@ -14,9 +15,11 @@ class SolverLimit(RuntimeError):
 
 
 def push_distances(level: Level) -> list[int]:
-    """How many pushes a lone box needs from each cell to the nearest target; UNREACHABLE where none will do.
+    """How many pushes a lone box needs from each cell to the nearest target; UNREACHABLE where none
+    will do.
 
-    Found by pulling a box away from all targets at once. Other boxes are ignored, so it never overestimates.
+    Found by pulling a box away from all targets at once. Other boxes are ignored, so it never
+    overestimates.
 
     Example:
         >>> level = Level.from_rows(["#######", "#@ $ .#", "#######"])
@@ -31,7 +34,11 @@ def push_distances(level: Level) -> list[int]:
         box = queue.popleft()
         for offset in level.offsets:
             source, player = box - offset, box - 2 * offset
-            if level.cells[source] & WALL or level.cells[player] & WALL or distances[source] != UNREACHABLE:
+            if (
+                level.cells[source] & WALL
+                or level.cells[player] & WALL
+                or distances[source] != UNREACHABLE
+            ):
                 continue
             distances[source] = distances[box] + 1
             queue.append(source)
@@ -70,7 +77,9 @@ def solve(level: Level, *, max_states: int = 200_000) -> list[int] | None:
         if boxes == targets:
             return _moves(level, trail)
         if len(seen) >= max_states:
-            raise SolverLimit(f"no solution among the first {max_states} states; raise max_states to search on")
+            raise SolverLimit(
+                f"no solution among the first {max_states} states; raise max_states to search on"
+            )
         for box in boxes:
             for direction, offset in enumerate(level.offsets):
                 ahead = box + offset
@@ -89,7 +98,14 @@ class _Trail:
 
     __slots__ = ("boxes", "direction", "parent", "player", "stand")
 
-    def __init__(self, parent: "_Trail | None", boxes: frozenset[int], player: int, stand: int, direction: int) -> None:
+    def __init__(
+        self,
+        parent: "_Trail | None",
+        boxes: frozenset[int],
+        player: int,
+        stand: int,
+        direction: int,
+    ) -> None:
         self.parent = parent
         self.boxes = boxes
         self.player = player
@@ -119,7 +135,12 @@ def _walk(level: Level, boxes: frozenset[int], start: int, goal: int) -> Sequenc
         cell = queue.popleft()
         for direction, offset in enumerate(level.offsets):
             ahead = cell + offset
-            if ahead != start and ahead not in came and not level.cells[ahead] & WALL and ahead not in boxes:
+            if (
+                ahead != start
+                and ahead not in came
+                and not level.cells[ahead] & WALL
+                and ahead not in boxes
+            ):
                 came[ahead] = (cell, direction)
                 queue.append(ahead)
     moves: list[int] = []

@@ -1,9 +1,19 @@
-"""How a board is told in words: drawn as a grid, listed as coordinates, or both."""
+"""Text observations of a board: a grid, coordinates, or both."""
 
 from collections.abc import Mapping
 from typing import Literal
 
-from turnwise.envs.games.sokoban.engine import BOX, BREAK, FLOOR, PLAYER, TARGET, WALL, Board, Level, Signs
+from turnwise.envs.games.sokoban.engine import (
+    BOX,
+    BREAK,
+    FLOOR,
+    PLAYER,
+    TARGET,
+    WALL,
+    Board,
+    Level,
+    Signs,
+)
 
 ObservationFormat = Literal["grid", "coord", "grid_coord"]
 FORMATS: tuple[ObservationFormat, ...] = ("grid", "coord", "grid_coord")
@@ -42,19 +52,30 @@ class BoardText:
         Walls inside: none.
     """
 
-    def __init__(self, style: ObservationFormat = "grid", vocabulary: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, style: ObservationFormat = "grid", vocabulary: Mapping[str, str] | None = None
+    ) -> None:
         if style not in FORMATS:
             raise ValueError(f"observation is one of {', '.join(FORMATS)}, got {style!r}")
         names = {**DEFAULT_VOCABULARY, **(vocabulary or {})}
         unknown = sorted(set(names) - set(NAMES))
         if unknown:
-            raise ValueError(f"a vocabulary has the keys {', '.join(NAMES)}, got {', '.join(unknown)}")
-        if len(set(names.values())) < len(names) or not all(char and "\n" not in char for char in names.values()):
-            raise ValueError(f"each thing on the board has a sign of its own on one line, got {names}")
+            raise ValueError(
+                f"a vocabulary has the keys {', '.join(NAMES)}, got {', '.join(unknown)}"
+            )
+        if len(set(names.values())) < len(names) or not all(
+            char and "\n" not in char for char in names.values()
+        ):
+            raise ValueError(
+                f"each thing on the board has a sign of its own on one line, got {names}"
+            )
         self.style = style
         self.names = names
-        self.signs = Signs({WALL | BREAK: "\n"} | {cell: names[name] for name, cell in NAMES.items()})
-        # Targets and walls never move: their part of the text is kept for the level that was told last.
+        self.signs = Signs(
+            {WALL | BREAK: "\n"} | {cell: names[name] for name, cell in NAMES.items()}
+        )
+        # Targets and walls never move: their part of the text is kept for the level that was told
+        # last.
         self._fixed: tuple[Level | None, str] = (None, "")
 
     def legend(self) -> str:
@@ -83,11 +104,15 @@ class BoardText:
                 and 0 < index // level.stride < level.height - 1
                 and 0 < index % level.stride < level.width - 1
             ]
-            fixed = f"Targets: {_places(level.targets, level.stride)}.\nWalls inside: {_places(inside, level.stride)}."
+            fixed = (
+                f"Targets: {_places(level.targets, level.stride)}.\nWalls inside: "
+                f"{_places(inside, level.stride)}."
+            )
             self._fixed = (level, fixed)
         return (
             f"Board: {level.height} rows, {level.width} columns, counted from 0. "
-            f"Player: {_places((board.player,), level.stride)}. Boxes: {_places(board.boxes(), level.stride)}. "
+            f"Player: {_places((board.player,), level.stride)}. Boxes: "
+            f"{_places(board.boxes(), level.stride)}. "
             f"{self._fixed[1]}"
         )
 

@@ -1,4 +1,6 @@
-"""Products: what a shop sells, read from WebShop's files or written inline, and checked field by field."""
+# pyright: reportUnknownVariableType=false
+"""Products: what a shop sells, read from WebShop's files or written inline, and checked field by
+field."""
 
 import gzip
 import json
@@ -30,8 +32,10 @@ class Product:
     """One product page.
 
     Example:
-        >>> read_product({"asin": "A1", "name": "Mug", "category": "home", "query": "Mugs", "product_category": "Home",
-        ...               "full_description": "", "small_description": [], "pricing": "$4 to $6"}).price_tag
+        >>> read_product({"asin": "A1", "name": "Mug", "category": "home", "query": "Mugs",
+        ...     "product_category": "Home",
+        ...               "full_description": "", "small_description": [],
+        ...               "pricing": "$4 to $6"}).price_tag
         '$4.0 to $6.0'
     """
 
@@ -39,7 +43,8 @@ class Product:
     title: str
     category: str
     query: str
-    """The search that led to it when the catalogue was collected; equal queries mean the same kind of thing."""
+    """The search that led to it when the catalogue was collected; equal queries mean the same kind
+    of thing."""
     product_category: str
     """Categories from general to special, separated by an angle sign."""
     description: str
@@ -63,32 +68,50 @@ class Product:
         return " to ".join(f"${price}" for price in self.pricing)
 
 
-REQUIRED = ("asin", "name", "category", "query", "product_category", "full_description", "small_description")
+REQUIRED = (
+    "asin",
+    "name",
+    "category",
+    "query",
+    "product_category",
+    "full_description",
+    "small_description",
+)
 
 
 def read_products(path: Path, *, attributes: Path | None = None) -> tuple[Product, ...]:
-    """The products of a file (JSON list, or one JSON object per line; gzip too), in order, without repeated ids.
+    """The products of a file (JSON list, or one JSON object per line; gzip too), in order, without
+    repeated ids.
 
-    `attributes` is WebShop's second file: product id -> attributes, instruction, instruction_attributes.
+    `attributes` is WebShop's second file: product id -> attributes, instruction,
+    instruction_attributes.
 
     Raises:
-        ProductError: the file or a product in it is not as it must be; the message names the product and the field.
+        ProductError: the file or a product in it is not as it must be; the message names the
+            product and the field.
     """
     rows = _read_rows(path)
     extra: dict[str, Any] = {}
     if attributes is not None:
         loaded = _read_json(attributes)
         if not isinstance(loaded, dict):
-            raise ProductError(f"{attributes} holds one object, product id -> attributes, got {type(loaded).__name__}")
+            raise ProductError(
+                f"{attributes} holds one object, product id -> attributes, got "
+                f"{type(loaded).__name__}"
+            )
         extra = cast(dict[str, Any], loaded)
     products: dict[str, Product] = {}
     for number, row in enumerate(rows, start=1):
         if not isinstance(row, dict):
-            raise ProductError(f"{path}, product {number}: a product is an object, got {type(row).__name__}")
+            raise ProductError(
+                f"{path}, product {number}: a product is an object, got {type(row).__name__}"
+            )
         fields = cast(dict[str, Any], row)
         asin = fields.get("asin")
         try:
-            product = read_product({**fields, **_extra_fields(extra.get(asin) if isinstance(asin, str) else None)})
+            product = read_product(
+                {**fields, **_extra_fields(extra.get(asin) if isinstance(asin, str) else None)}
+            )
         except ProductError as error:
             raise ProductError(f"{path}, product {number} (asin {asin!r}): {error}") from error
         products.setdefault(product.asin, product)
@@ -98,17 +121,22 @@ def read_products(path: Path, *, attributes: Path | None = None) -> tuple[Produc
 
 
 def read_product(row: Mapping[str, Any]) -> Product:
-    """The product of one row, in WebShop's raw form or with prices and options already taken apart."""
+    """The product of one row, in WebShop's raw form or with prices and options already taken
+    apart."""
     missing = [field for field in REQUIRED if field not in row]
     if missing:
-        raise ProductError(f"a product has the fields {', '.join(REQUIRED)}; missing: {', '.join(missing)}")
+        raise ProductError(
+            f"a product has the fields {', '.join(REQUIRED)}; missing: {', '.join(missing)}"
+        )
     for field in REQUIRED[:6]:
         if not isinstance(row[field], str):
             raise ProductError(f"{field!r} is text, got {type(row[field]).__name__}")
     if not row["asin"].strip():
         raise ProductError("a product has an id ('asin') that is not empty")
     bullets = row["small_description"]
-    bullet_texts = _strings(bullets, "small_description") if isinstance(bullets, list) else (str(bullets),)
+    bullet_texts = (
+        _strings(bullets, "small_description") if isinstance(bullets, list) else (str(bullets),)
+    )
     options = _options(row)
     title = cast(str, row["name"])
     search_text = row.get("search_text")
@@ -129,7 +157,9 @@ def read_product(row: Mapping[str, Any]) -> Product:
         options=options,
         attributes=_strings(row.get("Attributes") or (), "Attributes"),
         instruction=row.get("instruction"),
-        instruction_attributes=_strings(row.get("instruction_attributes") or (), "instruction_attributes"),
+        instruction_attributes=_strings(
+            row.get("instruction_attributes") or (), "instruction_attributes"
+        ),
         human_goals=_human_goals(row.get("instructions") or ()),
         search_text=str(search_text),
     )
@@ -150,7 +180,8 @@ def _extra_fields(entry: Any) -> dict[str, Any]:
 def _read_rows(path: Path) -> list[Any]:
     if not path.exists():
         raise FileNotFoundError(
-            f"no product file at {path}; give WebShop's items_shuffle file or JSON lines of products"
+            f"no product file at {path}; give WebShop's items_shuffle file or JSON lines of "
+            "products"
         )
     text = _read_text(path)
     if text.lstrip().startswith("["):
@@ -185,13 +216,16 @@ def _parse(text: str, path: Path, *, line: int | None = None) -> Any:
 
 
 def _strings(values: Any, field: str) -> tuple[str, ...]:
-    if not isinstance(values, list | tuple) or not all(isinstance(value, str) for value in cast(list[Any], values)):
+    if not isinstance(values, list | tuple) or not all(
+        isinstance(value, str) for value in cast(list[Any], values)
+    ):
         raise ProductError(f"{field!r} is a list of texts, got {values!r:.80}")
     return tuple(cast(list[str], values))
 
 
 def _pricing(value: Any) -> tuple[float, ...]:
-    """One price or two. Text such as "$9.99 to $12" is taken apart; nothing means 100 dollars, as in WebShop."""
+    """One price or two. Text such as "$9.99 to $12" is taken apart; nothing means 100 dollars, as
+    in WebShop."""
     if not value:
         return (NO_PRICE,)
     try:
@@ -211,7 +245,8 @@ def _pricing(value: Any) -> tuple[float, ...]:
 
 
 def _options(row: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
-    """Option name -> values, lower case, from "options" or from WebShop's raw "customization_options"."""
+    """Option name -> values, lower case, from "options" or from WebShop's raw
+    "customization_options"."""
     ready = row.get("options")
     if isinstance(ready, dict):
         return {
@@ -228,13 +263,16 @@ def _options(row: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
         try:
             values = [_plain(content["value"].strip().replace("/", " | ")) for content in contents]
         except (TypeError, KeyError, AttributeError) as error:
-            raise ProductError(f"each choice of option {name!r} has a 'value', got {contents!r:.80}") from error
+            raise ProductError(
+                f"each choice of option {name!r} has a 'value', got {contents!r:.80}"
+            ) from error
         options[name.lower()] = tuple(values)
     return options
 
 
 def _plain(value: str) -> str:
-    """Lower case and single spaces (no-break ones too), so that a click can be written as it is read."""
+    """Lower case and single spaces (no-break ones too), so that a click can be written as it is
+    read."""
     return " ".join(value.lower().split())
 
 
@@ -245,7 +283,13 @@ def _reviews(rows: Any) -> tuple[tuple[str, str, str], ...]:
             raise ProductError(f"a review is an object with title, score and body, got {row!r:.80}")
         fields = cast(dict[str, Any], row)
         score = fields.get("score", fields.get("stars", ""))
-        reviews.append((str(fields.get("title", "")), str(score), str(fields.get("body", fields.get("review", "")))))
+        reviews.append(
+            (
+                str(fields.get("title", "")),
+                str(score),
+                str(fields.get("body", fields.get("review", ""))),
+            )
+        )
     return tuple(reviews)
 
 
@@ -253,12 +297,16 @@ def _human_goals(rows: Any) -> tuple[HumanGoal, ...]:
     goals: list[HumanGoal] = []
     for row in rows:
         if not isinstance(row, dict) or "instruction" not in row:
-            raise ProductError(f"each of 'instructions' is an object with an 'instruction', got {row!r:.80}")
+            raise ProductError(
+                f"each of 'instructions' is an object with an 'instruction', got {row!r:.80}"
+            )
         fields = cast(dict[str, Any], row)
         goals.append(
             HumanGoal(
                 text=str(fields["instruction"]),
-                attributes=_strings(fields.get("instruction_attributes") or (), "instruction_attributes"),
+                attributes=_strings(
+                    fields.get("instruction_attributes") or (), "instruction_attributes"
+                ),
                 options=_strings(fields.get("instruction_options") or (), "instruction_options"),
             )
         )

@@ -38,10 +38,11 @@ _SUB_PAGES = {name.lower(): name for name in SUB_PAGES}
 
 
 class WebShopEnv(BaseEnv):
-    """A shop with a search box, result pages, product pages with options, and one purchase that ends it.
+    """A shop with a search box, result pages, product pages with options, and one purchase that
+    ends it.
 
-    The score of a purchase lies between 0 and 1 (see `judge`); everything before it earns 0. An action that means
-    nothing on the current page changes nothing.
+    The score of a purchase lies between 0 and 1 (see `judge`); everything before it earns 0. An
+    action that means nothing on the current page changes nothing.
 
     Example:
         >>> env = WebShopEnv(list_actions=False)
@@ -53,8 +54,10 @@ class WebShopEnv(BaseEnv):
     """
 
     instruction = (
-        "You are shopping online. Find a product that fits the instruction, choose the options it asks for, and buy it "
-        "with click[buy now]. The actions are search[words], on any page, and click[something], where something is a "
+        "You are shopping online. Find a product that fits the instruction, choose the options it "
+        "asks for, and buy it "
+        "with click[buy now]. The actions are search[words], on any page, and click[something], "
+        "where something is a "
         "button, a product id or an option that you see on the current page. You can buy once."
     )
 
@@ -75,9 +78,11 @@ class WebShopEnv(BaseEnv):
         """Opens a shop; those with the same files share it.
 
         Args:
-            products: a product file or a directory with WebShop's files. None: the sample that comes with turnwise.
+            products: a product file or a directory with WebShop's files. None: the sample that
+                comes with turnwise.
             attributes: WebShop's items_ins file (attributes and instructions).
-            title_nouns: JSON, product id -> nouns of its title. None: words that are likely nouns stand in.
+            title_nouns: JSON, product id -> nouns of its title. None: words that are likely nouns
+                stand in.
             goals: synthetic (one per combination of options) or human.
             observation: text, text_rich or url.
             reward: the score itself, or 1 for a perfect score and 0 otherwise.
@@ -104,7 +109,8 @@ class WebShopEnv(BaseEnv):
         self.list_actions = list_actions
         self.max_steps = max_steps
         self._weights = {
-            split: list(accumulate(goal.weight for goal in side)) for split, side in self.shop.goals.items()
+            split: list(accumulate(goal.weight for goal in side))
+            for split, side in self.shop.goals.items()
         }
         self._goal: Goal | None = None
         self._session = ""
@@ -127,14 +133,25 @@ class WebShopEnv(BaseEnv):
     def has_search_bar(self) -> bool:
         return self._name == "search"
 
-    def reset(self, seed: int | None = None, *, split: str = "train", goal: int | None = None, **kwargs: Any) -> str:
-        """The search page with the instruction of the goal that this seed stands for; `goal` picks one by number."""
+    def reset(
+        self,
+        seed: int | None = None,
+        *,
+        split: str = "train",
+        goal: int | None = None,
+        **kwargs: Any,
+    ) -> str:
+        """The search page with the instruction of the goal that this seed stands for; `goal` picks
+        one by number."""
         refuse_keywords(kwargs, name="webshop")
         if split not in self.shop.goals:
             raise ValueError(f"split is one of {', '.join(self.shop.goals)}, got {split!r}")
         side = self.shop.goals[split]
         if not side:
-            raise ValueError(f"the shop has {self.shop.num_goals} goals and none of them is in {split}; add products")
+            raise ValueError(
+                f"the shop has {self.shop.num_goals} goals and none of them is in {split}; add "
+                "products"
+            )
         number = self._draw(seed or 0, split) if goal is None else goal
         if not 0 <= number < len(side):
             raise ValueError(f"goals of {split} are numbered 0 to {len(side) - 1}, got {number}")
@@ -153,7 +170,9 @@ class WebShopEnv(BaseEnv):
             raise EnvError("the episode is over; call reset() before the next step")
         self._steps += 1
         verb, argument = parse_action(action)
-        valid = (verb == "search" and bool(argument)) or (verb == "click" and argument in self.clickables)
+        valid = (verb == "search" and bool(argument)) or (
+            verb == "click" and argument in self.clickables
+        )
         info: dict[str, Any] = {"action_is_valid": valid}
         reward, bought = 0.0, False
         if valid and argument == BUY.lower() and verb == "click":
@@ -163,7 +182,11 @@ class WebShopEnv(BaseEnv):
             bought = True
             reward = score.total if self.reward == "score" else float(score.total >= 1.0)
             info |= {"success": score.total >= 1.0, "score": score.total, "r_type": score.r_type}
-            self._show("done", done_page(score.total), f"done/{self._session}/{self._asin}/{json.dumps(self._options)}")
+            self._show(
+                "done",
+                done_page(score.total),
+                f"done/{self._session}/{self._asin}/{json.dumps(self._options)}",
+            )
         elif valid and verb == "search":
             self._search(argument)
         elif valid:
@@ -219,7 +242,9 @@ class WebShopEnv(BaseEnv):
             self._show_sub_page(_SUB_PAGES[name])
         elif self._name == "item":
             options = self.shop.products[self._asin].options
-            self._options[next(option for option, values in options.items() if name in values)] = name
+            self._options[next(option for option, values in options.items() if name in values)] = (
+                name
+            )
             self._show_item()
         else:
             self._show_item()
@@ -236,7 +261,9 @@ class WebShopEnv(BaseEnv):
 
     def _show_search(self) -> None:
         self._options: dict[str, str] = {}
-        self._show("search", search_page(self._goal.instruction if self._goal else ""), self._session)
+        self._show(
+            "search", search_page(self._goal.instruction if self._goal else ""), self._session
+        )
 
     def _show_results(self) -> None:
         start = (self._number - 1) * PAGE_SIZE
@@ -247,11 +274,18 @@ class WebShopEnv(BaseEnv):
             total=len(self._results),
             visited=self._visited,
         )
-        self._show("results", page, f"search_results/{self._session}/{self._words()}/{self._number}")
+        self._show(
+            "results", page, f"search_results/{self._session}/{self._words()}/{self._number}"
+        )
 
     def _show_item(self) -> None:
         product = self.shop.products[self._asin]
-        page = item_page(self.goal.instruction, product, options=self._options, show_attributes=self.show_attributes)
+        page = item_page(
+            self.goal.instruction,
+            product,
+            options=self._options,
+            show_attributes=self.show_attributes,
+        )
         place = f"{self._asin}/{self._words()}/{self._number}/{json.dumps(self._options)}"
         self._show("item", page, f"item_page/{self._session}/{place}")
 
@@ -265,11 +299,14 @@ class WebShopEnv(BaseEnv):
 
 
 def parse_action(text: str) -> tuple[str, str]:
-    """(verb, argument) of `search[..]` or `click[..]`, the argument in lower case; both empty for anything else.
+    """(verb, argument) of `search[..]` or `click[..]`, the argument in lower case; both empty for
+    anything else.
 
     Example:
-        >>> parse_action("Click[Buy Now]"), parse_action("search[mug [blue]]"), parse_action("buy it")
-        (('click', 'buy now'), ('search', 'mug [blue]'), ('', ''))
+        >>> parse_action("Click[Buy Now]"), parse_action("search[mug [blue]]")
+        (('click', 'buy now'), ('search', 'mug [blue]'))
+        >>> parse_action("buy it")
+        ('', '')
     """
     if len(text) > MAX_ACTION_CHARS:
         return "", ""

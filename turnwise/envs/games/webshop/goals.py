@@ -1,4 +1,5 @@
-"""Goals: what the shopper is asked to buy. Prices, goals and their order follow WebShop, from one seed."""
+"""Goals: what the shopper is asked to buy. Prices, goals and their order follow WebShop, from one
+seed."""
 
 import itertools
 import random
@@ -11,14 +12,15 @@ from turnwise.envs.games.webshop.catalog import Product, ProductError
 
 GoalKind = Literal["synthetic", "human"]
 SHUFFLE_SEED = 233
-"""WebShop's own. It sets it only after prices were drawn, so that they differ from run to run; here it comes first."""
+"""WebShop's own. It sets it only after prices were drawn, so that they differ from run to run; here
+it comes first."""
 PRICE_LIMITS = tuple(10.0 * step for step in range(1, 100))
 NO_LIMIT = 1_000_000.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Goal:
-    """Something to buy: the product it was made from, and what of it counts."""
+    """A goal: the product it was made from, and the properties that count."""
 
     asin: str
     title: str
@@ -42,7 +44,9 @@ class Goal:
 def draw_prices(products: Sequence[Product], rng: random.Random) -> dict[str, float]:
     """What each product costs: its price, or one drawn from its range."""
     return {
-        product.asin: product.pricing[0] if len(product.pricing) == 1 else rng.uniform(*product.pricing)
+        product.asin: product.pricing[0]
+        if len(product.pricing) == 1
+        else rng.uniform(*product.pricing)
         for product in products
     }
 
@@ -50,7 +54,8 @@ def draw_prices(products: Sequence[Product], rng: random.Random) -> dict[str, fl
 def make_goals(
     products: Sequence[Product], prices: Mapping[str, float], *, kind: GoalKind, rng: random.Random
 ) -> list[Goal]:
-    """Synthetic: a goal per instruction and combination of the product's options. Human: as people wrote them."""
+    """Synthetic: a goal per instruction and combination of the product's options. Human: as people
+    wrote them."""
     drafts: list[Goal] = []
     for product in products:
         if kind == "human":
@@ -66,21 +71,30 @@ def make_goals(
         return drafts
     counts = Counter(attribute for goal in drafts for attribute in goal.attributes)
     return [
-        replace(goal, weight=sum(1 / counts[attribute] for attribute in goal.attributes) / len(goal.attributes))
+        replace(
+            goal,
+            weight=sum(1 / counts[attribute] for attribute in goal.attributes)
+            / len(goal.attributes),
+        )
         for goal in drafts
     ]
 
 
 def split_goals(goals: Sequence[Goal]) -> dict[str, list[Goal]]:
-    """The goals in WebShop's order, cut as RAGEN does: 500 for test, 1000 for val, the rest for train.
+    """The goals in WebShop's order, cut as RAGEN does: 500 for test, 1000 for val, the rest for
+    train.
 
-    A small shop gives a tenth to test and a fifth to val. A goal that asks for the same as one of an earlier side is
-    left out, so no side shares a goal with another.
+    A small shop gives a tenth to test and a fifth to val. A goal that asks for the same as one of
+    an earlier side is left out, so no side shares a goal with another.
     """
     shuffled = list(goals)
     random.Random(SHUFFLE_SEED).shuffle(shuffled)
     num_test, num_val = min(500, len(goals) // 10), min(1000, len(goals) // 5)
-    cuts = {"test": (0, num_test), "val": (num_test, num_test + num_val), "train": (num_test + num_val, len(goals))}
+    cuts = {
+        "test": (0, num_test),
+        "val": (num_test, num_test + num_val),
+        "train": (num_test + num_val, len(goals)),
+    }
     seen: set[tuple[object, ...]] = set()
     sides: dict[str, list[Goal]] = {}
     for name, (start, end) in cuts.items():
@@ -91,12 +105,16 @@ def split_goals(goals: Sequence[Goal]) -> dict[str, list[Goal]]:
 
 def _synthetic(product: Product, price: float, rng: random.Random) -> list[Goal]:
     if not product.instruction_attributes:
-        raise ProductError(f"product {product.asin} has an instruction but no instruction_attributes")
+        raise ProductError(
+            f"product {product.asin} has an instruction but no instruction_attributes"
+        )
     limit, price_text = _price_limit(price, rng)
     names = sorted(product.options)
     goals: list[Goal] = []
     for combination in itertools.product(*(product.options[name] for name in names)):
-        wanted = ", and ".join(f"{name}: {value}" for name, value in zip(names, combination, strict=True))
+        wanted = ", and ".join(
+            f"{name}: {value}" for name, value in zip(names, combination, strict=True)
+        )
         option_text = f" with {wanted}" if wanted else ""
         text = f"{product.instruction}{option_text}{price_text}"
         goals.append(_goal(product, text, product.instruction_attributes, combination, limit))
@@ -108,7 +126,11 @@ def _human(product: Product, price: float, rng: random.Random) -> list[Goal]:
     for wish in product.human_goals:
         if wish.attributes:
             limit, price_text = _price_limit(price, rng)
-            goals.append(_goal(product, wish.text.strip(".") + price_text, wish.attributes, wish.options, limit))
+            goals.append(
+                _goal(
+                    product, wish.text.strip(".") + price_text, wish.attributes, wish.options, limit
+                )
+            )
     return goals
 
 
@@ -121,7 +143,9 @@ def _price_limit(price: float, rng: random.Random) -> tuple[float, str]:
     return limit, f", and price lower than {limit:.2f} dollars"
 
 
-def _goal(product: Product, text: str, attributes: tuple[str, ...], options: tuple[str, ...], limit: float) -> Goal:
+def _goal(
+    product: Product, text: str, attributes: tuple[str, ...], options: tuple[str, ...], limit: float
+) -> Goal:
     return Goal(
         asin=product.asin,
         title=product.title,

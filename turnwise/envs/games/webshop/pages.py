@@ -1,4 +1,4 @@
-"""The pages of the shop, as a list of what can be seen on them, told in one of three ways."""
+"""The pages of the shop as lists of elements, rendered in one of three formats."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -45,10 +45,19 @@ def search_page(instruction: str) -> Page:
 
 
 def results_page(
-    instruction: str, products: Sequence[Product], *, page: int, total: int, visited: frozenset[str] | set[str]
+    instruction: str,
+    products: Sequence[Product],
+    *,
+    page: int,
+    total: int,
+    visited: frozenset[str] | set[str],
 ) -> Page:
     """One page of results; `total` counts all of them."""
-    pieces = [*_header(instruction), _button(BACK), *_texts([f"Page {page} (Total results: {total})"])]
+    pieces = [
+        *_header(instruction),
+        _button(BACK),
+        *_texts([f"Page {page} (Total results: {total})"]),
+    ]
     if page > 1:
         pieces.append(_button(PREVIOUS))
     if page * PAGE_SIZE < total:
@@ -59,11 +68,15 @@ def results_page(
     return tuple(pieces)
 
 
-def item_page(instruction: str, product: Product, *, options: dict[str, str], show_attributes: bool) -> Page:
+def item_page(
+    instruction: str, product: Product, *, options: dict[str, str], show_attributes: bool
+) -> Page:
     pieces = [*_header(instruction), _button(BACK), _button(PREVIOUS)]
     for name, values in product.options.items():
         pieces += _texts([name])
-        pieces += [Piece(text=value, kind="option", clicked=options.get(name) == value) for value in values]
+        pieces += [
+            Piece(text=value, kind="option", clicked=options.get(name) == value) for value in values
+        ]
     pieces += _texts([product.title, f"Price: {product.price_tag}", f"Rating: {product.rating}"])
     pieces += [_button(name) for name in SUB_PAGES if show_attributes or name != "Attributes"]
     return (*pieces, _button(BUY))
@@ -83,11 +96,14 @@ def sub_page(instruction: str, product: Product, name: str) -> Page:
 
 
 def done_page(score: float) -> Page:
-    return tuple(_texts(["Thank you for shopping with us!", f"Your score (min 0.0, max 1.0): {score:.4g}"]))
+    return tuple(
+        _texts(["Thank you for shopping with us!", f"Your score (min 0.0, max 1.0): {score:.4g}"])
+    )
 
 
 def clickables(page: Page) -> tuple[str, ...]:
-    """What can be clicked, lower case, each once. The search button needs words, so it is not among them."""
+    """What can be clicked, lower case, each once. The search button needs words, so it is not among
+    them."""
     names = [piece.text.lower() for piece in page if piece.kind != "text"]
     return tuple(dict.fromkeys(name for name in names if name != "search"))
 

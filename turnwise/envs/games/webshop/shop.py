@@ -1,4 +1,5 @@
-"""A shop: its products, their prices, the goals, and the search. Loaded once and shared by all who shop in it."""
+"""A shop: its products, their prices, the goals, and the search. Loaded once and shared by all
+environments."""
 
 import json
 import random
@@ -9,7 +10,14 @@ from pathlib import Path
 from typing import Any, cast
 
 from turnwise.envs.games.webshop.catalog import Product, ProductError, read_products
-from turnwise.envs.games.webshop.goals import SHUFFLE_SEED, Goal, GoalKind, draw_prices, make_goals, split_goals
+from turnwise.envs.games.webshop.goals import (
+    SHUFFLE_SEED,
+    Goal,
+    GoalKind,
+    draw_prices,
+    make_goals,
+    split_goals,
+)
 from turnwise.envs.tools.bm25 import BM25Index
 
 MAX_RESULTS = 50
@@ -33,7 +41,10 @@ class Shop:
     def search(self, query: str) -> tuple[Product, ...]:
         """The best matches, at most 50."""
         asins = list(self.products)
-        return tuple(self.products[asins[number]] for number, _ in self.index.search(query, limit=MAX_RESULTS))
+        return tuple(
+            self.products[asins[number]]
+            for number, _ in self.index.search(query, limit=MAX_RESULTS)
+        )
 
 
 def load_shop(
@@ -45,10 +56,14 @@ def load_shop(
 ) -> Shop:
     """The shop of these files; without any, the small one that comes with turnwise.
 
-    `products` may be a directory: it then holds one file whose name begins with "products" or "items_shuffle", and
-    perhaps one that begins with "items_ins" (attributes) and one called title_nouns.json.
+    `products` may be a directory: it then holds one file whose name begins with "products" or
+    "items_shuffle", and perhaps one that begins with "items_ins" (attributes) and one called
+    title_nouns.json.
     """
-    files = [None if path is None else Path(path).expanduser() for path in (products, attributes, title_nouns)]
+    files = [
+        None if path is None else Path(path).expanduser()
+        for path in (products, attributes, title_nouns)
+    ]
     if files[0] is not None and files[0].is_dir():
         folder = files[0]
         files[0] = _one_of(folder, "products", "items_shuffle")
@@ -78,7 +93,8 @@ def _one_of(folder: Path, *prefixes: str, optional: bool = False) -> Path | None
     if len(found) > 1 or (not found and not optional):
         names = ", ".join(file.name for file in found) or "none"
         raise ProductError(
-            f"{folder} holds one file that begins with {' or '.join(prefixes)}, found {names}; name the file itself"
+            f"{folder} holds one file that begins with {' or '.join(prefixes)}, found {names}; "
+            "name the file itself"
         )
     return found[0] if found else None
 

@@ -1,1 +1,1 @@
-"""From a config of ours to verl's: settings, refusals, what must be installed."""
+"""Translates our config to verl's: settings, refusals, requirements."""

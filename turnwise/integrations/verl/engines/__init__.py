@@ -1,1 +1,1 @@
-"""What verl runs that is ours: the hf engine, the platform without accelerators, the few patches."""
+"""Our parts in verl's processes: the hf engine, the CPU platform, the patches."""

@@ -1,1 +1,1 @@
-"""What goes wrong on a cluster: no devices, dead workers. Errors instead of waits."""
+"""Cluster faults: missing devices and dead workers raise errors instead of hanging."""

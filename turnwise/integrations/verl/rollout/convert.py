@@ -1,7 +1,10 @@
+# pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false
+# pyright: reportUnknownVariableType=false
 """Batch <-> verl's DataProto (padded) and TensorDict (jagged), without loss.
 
-A row of ours is one stretch of ids; verl cuts it before the first sampled token into a prompt and a response, and keeps
-per-token tensors for the response alone. What a tensor says about prompt tokens travels under `prompt_NAME`.
+A row of ours is one stretch of ids; verl cuts it before the first sampled token into a prompt and a
+response, and keeps per-token tensors for the response alone. Entries for prompt tokens are stored
+as `prompt_NAME`.
 
     ours        1   2   7   8   3   9            ids
                 .   .   x   x   .   x            response_mask
@@ -46,7 +49,8 @@ Rows = dict[str, list[Tensor]]
 def batch_to_tensordict(batch: Batch) -> "TensorDict":
     """The batch as verl's V1 trainer keeps it: every row at its own length.
 
-    Tensors of tokens are jagged; `input_ids`, `position_ids`, `prompts` and `responses` are there for verl's workers.
+    Tensors of tokens are jagged; `input_ids`, `position_ids`, `prompts` and `responses` are there
+    for verl's workers.
     """
     from tensordict import TensorDict
 
@@ -56,8 +60,14 @@ def batch_to_tensordict(batch: Batch) -> "TensorDict":
 
 
 def batch_from_tensordict(data: Any, *, pad_id: int = 0) -> Batch:
-    """The batch that `batch_to_tensordict` wrote, or one that verl completed, on its longest row's width."""
-    names = [*PER_TOKEN.values(), *(f"prompt_{name}" for name in PER_TOKEN.values()), "prompts", "responses"]
+    """The batch that `batch_to_tensordict` wrote, or one that verl completed, on its longest row's
+    width."""
+    names = [
+        *PER_TOKEN.values(),
+        *(f"prompt_{name}" for name in PER_TOKEN.values()),
+        "prompts",
+        "responses",
+    ]
     rows = {name: list(data[name].unbind()) for name in names if name in data}
     vectors = {name: data[name] for name in PER_ROW if name in data}
     return _from_rows(rows, vectors, pad_id=pad_id)
@@ -66,8 +76,9 @@ def batch_from_tensordict(data: Any, *, pad_id: int = 0) -> Batch:
 def batch_to_dataproto(batch: Batch, *, pad_id: int = 0) -> "DataProto":
     """The batch as verl's DataProto: prompts padded on the left, responses on the right.
 
-    Example: a worker that takes DataProto reads `prompts`, `responses`, `input_ids`, `attention_mask`,
-    `position_ids`, `response_mask`, `rollout_log_probs` and `rm_scores`, all of them set here.
+    Example: a worker that takes DataProto reads `prompts`, `responses`, `input_ids`,
+    `attention_mask`, `position_ids`, `response_mask`, `rollout_log_probs` and `rm_scores`, all of
+    them set here.
     """
     from verl import DataProto
 
@@ -83,7 +94,9 @@ def batch_to_dataproto(batch: Batch, *, pad_id: int = 0) -> "DataProto":
         at_left = name == "prompts" or name.startswith("prompt_")
         found[name] = _padded(parts, left if at_left else right, fill, at_left=at_left)
     marks = [_padded([torch.ones_like(row) for row in rows["prompts"]], left, 0, at_left=True)]
-    marks.append(_padded([torch.ones_like(row) for row in rows["responses"]], right, 0, at_left=False))
+    marks.append(
+        _padded([torch.ones_like(row) for row in rows["responses"]], right, 0, at_left=False)
+    )
     found["attention_mask"] = torch.cat(marks, dim=1)
     found["position_ids"] = (found["attention_mask"].cumsum(-1) - 1).clamp(min=0)
     found["input_ids"] = torch.cat([found["prompts"], found["responses"]], dim=1)
@@ -98,11 +111,17 @@ def batch_from_dataproto(data: "DataProto", *, pad_id: int = 0) -> Batch:
     rows: Rows = {}
     for name in (*PER_TOKEN.values(), "responses"):
         if name in tensors:
-            rows[name] = [row[keep] for row, keep in zip(tensors[name], real[:, left:], strict=True)]
+            rows[name] = [
+                row[keep] for row, keep in zip(tensors[name], real[:, left:], strict=True)
+            ]
         if f"prompt_{name}" in tensors:
             prompt = tensors[f"prompt_{name}"]
-            rows[f"prompt_{name}"] = [row[keep] for row, keep in zip(prompt, real[:, :left], strict=True)]
-    rows["prompts"] = [row[keep] for row, keep in zip(tensors["prompts"], real[:, :left], strict=True)]
+            rows[f"prompt_{name}"] = [
+                row[keep] for row, keep in zip(prompt, real[:, :left], strict=True)
+            ]
+    rows["prompts"] = [
+        row[keep] for row, keep in zip(tensors["prompts"], real[:, :left], strict=True)
+    ]
     vectors = {name: tensors[name] for name in PER_ROW if name in tensors}
     return _from_rows(rows, vectors, pad_id=pad_id)
 
@@ -133,11 +152,17 @@ def _to_rows(batch: Batch) -> Rows:
 
 def _from_rows(rows: Rows, vectors: dict[str, Tensor], *, pad_id: int) -> Batch:
     prompts, responses = rows["prompts"], rows["responses"]
-    lengths = [len(prompt) + len(response) for prompt, response in zip(prompts, responses, strict=True)]
+    lengths = [
+        len(prompt) + len(response) for prompt, response in zip(prompts, responses, strict=True)
+    ]
     width = max(1, *lengths)
     tensors: dict[str, Tensor] = {
-        "input_ids": _padded([torch.cat(pair) for pair in zip(prompts, responses, strict=True)], width, pad_id),
-        "attention_mask": _padded([torch.ones(length, dtype=torch.int64) for length in lengths], width, 0),
+        "input_ids": _padded(
+            [torch.cat(pair) for pair in zip(prompts, responses, strict=True)], width, pad_id
+        ),
+        "attention_mask": _padded(
+            [torch.ones(length, dtype=torch.int64) for length in lengths], width, 0
+        ),
     }
     for own, name in PER_TOKEN.items():
         if name not in rows:
@@ -145,7 +170,10 @@ def _from_rows(rows: Rows, vectors: dict[str, Tensor], *, pad_id: int) -> Batch:
         fill = _FILL.get(own, 0)
         heads = rows.get(f"prompt_{name}")
         if heads is None:
-            heads = [row.new_full((len(prompt),), fill) for row, prompt in zip(rows[name], prompts, strict=True)]
+            heads = [
+                row.new_full((len(prompt),), fill)
+                for row, prompt in zip(rows[name], prompts, strict=True)
+            ]
         joined = [torch.cat(pair) for pair in zip(heads, rows[name], strict=True)]
         tensor = _padded(joined, width, fill)
         tensors[own] = tensor.bool() if own in _MASKS else tensor

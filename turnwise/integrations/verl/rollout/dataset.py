@@ -1,4 +1,5 @@
-"""What verl's data loader reads: rows that name a group of episodes. Tasks are made where they are played."""
+"""The data set of verl's loader: rows name a group of episodes. Tasks are created where they are
+played."""
 
 from typing import Any
 
@@ -9,7 +10,8 @@ from turnwise.integrations.verl.config.settings import MODE
 
 
 class EnvDataset(Dataset[dict[str, Any]]):
-    """Row i is group i of the split. verl gives train_files or val_files as `data_files`: the split's name.
+    """Row i is group i of the split. verl gives train_files or val_files as `data_files`: the
+    split's name.
 
     Example:
         >>> rows = EnvDataset("val", max_samples=3)
@@ -18,13 +20,23 @@ class EnvDataset(Dataset[dict[str, Any]]):
     """
 
     def __init__(
-        self, data_files: Any, tokenizer: Any = None, config: Any = None, processor: Any = None, max_samples: int = -1
+        self,
+        data_files: Any,
+        tokenizer: Any = None,
+        config: Any = None,
+        processor: Any = None,
+        max_samples: int = -1,
     ) -> None:
         split = data_files if isinstance(data_files, str) else next(iter(data_files))
         if split not in ("train", "val"):
-            raise ValueError(f"an EnvDataset has the splits train and val; data.*_files must name one, got {split!r}")
+            raise ValueError(
+                "an EnvDataset has the splits train and val; data.*_files must name one, got "
+                f"{split!r}"
+            )
         if max_samples < 1:
-            raise ValueError(f"data.{split}_max_samples is the number of groups, 1 at least, got {max_samples}")
+            raise ValueError(
+                f"data.{split}_max_samples is the number of groups, 1 at least, got {max_samples}"
+            )
         self.split = split
         self._rows = max_samples
 
@@ -33,7 +45,9 @@ class EnvDataset(Dataset[dict[str, Any]]):
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         return {
-            "raw_prompt": [{"role": "user", "content": ""}],  # the environment's reset says what is really asked
+            "raw_prompt": [
+                {"role": "user", "content": ""}
+            ],  # placeholder; the prompt comes from the environment's reset
             "agent_name": MODE,
             "data_source": self.split,
             "split": self.split,

@@ -1,4 +1,5 @@
-"""verl's LLM servers as a Generator and as a BatchEngine: sampled ids and log-probs pass through untouched."""
+"""verl's LLM servers as a Generator and as a BatchEngine: sampled ids and log-probs are passed
+through unchanged."""
 
 import asyncio
 import re
@@ -15,16 +16,22 @@ from turnwise.types import Completion
 class ServerGenerator:
     """Generates with the servers behind one of verl's LLM clients (vllm, sglang or hf).
 
-    verl's servers take whole contexts and cache prefixes on their own, so a session is its ids and a request id, which
-    keeps its turns on the same server.
+    verl's servers take whole contexts and cache prefixes on their own, so a session is its ids and
+    a request id, which keeps its turns on the same server.
     """
 
     def __init__(
-        self, client: Any, *, engine: str, max_context: int, stop_ids: frozenset[int], tokenizer: Any = None
+        self,
+        client: Any,
+        *,
+        engine: str,
+        max_context: int,
+        stop_ids: frozenset[int],
+        tokenizer: Any = None,
     ) -> None:
         self._client = client
         self._engine = engine
-        # verl's SGLang server never fills a context's last place
+        # verl's SGLang server never fills the last position of a context
         self._max_context = max_context - 1 if engine == "sglang" else max_context
         self._stop_ids = stop_ids
         self._tokenizer = tokenizer  # needed where replies end by stop strings
@@ -39,7 +46,9 @@ class ServerGenerator:
     def max_context(self) -> int:
         return self._max_context
 
-    async def generate(self, session: Session, new_ids: Sequence[int], sampling: Sampling) -> Completion:
+    async def generate(
+        self, session: Session, new_ids: Sequence[int], sampling: Sampling
+    ) -> Completion:
         request_id, held = self._sessions.get(session.key, (uuid4().hex, ()))
         ids = (*held, *new_ids)
         completion = await self.complete(request_id, ids, sampling, seed=session.seed)
@@ -49,12 +58,15 @@ class ServerGenerator:
     async def release(self, session: Session) -> None:
         self._sessions.pop(session.key, None)
 
-    async def complete(self, request_id: str, ids: Sequence[int], sampling: Sampling, *, seed: int) -> Completion:
+    async def complete(
+        self, request_id: str, ids: Sequence[int], sampling: Sampling, *, seed: int
+    ) -> Completion:
         """The continuation of a whole context."""
         room = self._max_context - len(ids)
         if room < 1:
             raise ContextOverflowError(
-                f"a context holds {self._max_context} ids and {len(ids)} are used; raise rollout.max_context"
+                f"a context holds {self._max_context} ids and {len(ids)} are used; raise "
+                "rollout.max_context"
             )
         limit = min(sampling.max_tokens, room)
         output = await self._client.generate(
@@ -65,7 +77,9 @@ class ServerGenerator:
         if output.stop_reason in ("abort", "aborted"):
             raise GeneratorError(f"the {self._engine} engine aborted a request; see its log")
         if not output.token_ids:
-            raise GeneratorError(f"the {self._engine} engine returned no token for a context of {len(ids)} ids")
+            raise GeneratorError(
+                f"the {self._engine} engine returned no token for a context of {len(ids)} ids"
+            )
         if output.log_probs is None or len(output.log_probs) != len(output.token_ids):
             raise GeneratorError(
                 f"the {self._engine} engine must return one log-prob per token; set "
@@ -74,7 +88,8 @@ class ServerGenerator:
         self._version = output.extra_fields.get("global_steps") or 0
         ends = StopChecker(self._tokenizer, ids=self._stop_ids, strings=sampling.stop)
         stopped = len(output.token_ids) < limit or ends.reached(output.token_ids)
-        if self._engine == "hf":  # our own server says so exactly; a stop string may end a reply at its limit
+        # Our own server says so exactly; a stop string may end a reply at its limit.
+        if self._engine == "hf":
             stopped = output.stop_reason == "completed"
         return Completion(
             ids=tuple(output.token_ids),
@@ -83,7 +98,9 @@ class ServerGenerator:
             policy_version=self._version,
         )
 
-    def _params(self, request_id: str, sampling: Sampling, *, limit: int, seed: int) -> dict[str, Any]:
+    def _params(
+        self, request_id: str, sampling: Sampling, *, limit: int, seed: int
+    ) -> dict[str, Any]:
         params: dict[str, Any] = {
             "temperature": sampling.temperature,
             "top_p": sampling.top_p,
@@ -91,10 +108,19 @@ class ServerGenerator:
             "max_tokens": limit,
         }
         if self._engine == "hf":
-            params |= {"turnwise_session": request_id, "turnwise_seed": seed, "stop": list(sampling.stop)}
+            params |= {
+                "turnwise_session": request_id,
+                "turnwise_seed": seed,
+                "stop": list(sampling.stop),
+            }
         else:
-            params |= {"repetition_penalty": 1.0, "logprobs": True, "stop_token_ids": sorted(self._stop_ids)}
-        if self._engine == "vllm" and sampling.stop:  # it cuts the text, which nobody reads, never the ids
+            params |= {
+                "repetition_penalty": 1.0,
+                "logprobs": True,
+                "stop_token_ids": sorted(self._stop_ids),
+            }
+        # It cuts the text, which nobody reads, never the ids.
+        if self._engine == "vllm" and sampling.stop:
             params |= {"stop": list(sampling.stop), "skip_special_tokens": False}
         if self._engine == "sglang" and sampling.stop:
             params["stop_regex"] = [stop_pattern(string) for string in sampling.stop]
@@ -104,20 +130,23 @@ class ServerGenerator:
 def stop_pattern(string: str) -> str:
     """A stop string as a regular expression for SGLang, which keeps the tokens of a match.
 
-    SGLang looks for a string in as many last tokens as its tokenizer would spell it with, and misses one that a model
-    spells otherwise; for an expression it reads a token per character that could match. A character may take as many
-    tokens as it has bytes, hence the optional rest.
+    SGLang looks for a string in as many last tokens as its tokenizer would spell it with, and
+    misses one that a model spells otherwise; for an expression it reads a token per character that
+    could match. A character may take as many tokens as it has bytes, hence the optional rest.
 
     Example:
-        >>> stop_pattern("</a>"), stop_pattern("<end?>"), stop_pattern(chr(0x20AC)).endswith(".{0,2}")
-        ('</a>', '<end\\\\?>', True)
+        >>> stop_pattern("</a>"), stop_pattern("<end?>")
+        ('</a>', '<end\\\\?>')
+        >>> stop_pattern(chr(0x20AC)).endswith(".{0,2}")
+        True
     """
     spare = len(string.encode()) - len(string)
     return re.escape(string) + (f".{{0,{spare}}}" if spare else "")
 
 
 class ServerEngine:
-    """The same servers for SyncMultiTurnRollout: all requests of a turn at once, on an event loop of its own."""
+    """The same servers for SyncMultiTurnRollout: all requests of a turn at once, on an event loop
+    of its own."""
 
     def __init__(self, generator: ServerGenerator) -> None:
         self._generator = generator

@@ -1,4 +1,6 @@
-"""Our surrogates as verl policy losses: the code that the native trainer runs, on verl's tensors and reduction."""
+# pyright: reportUnknownVariableType=false
+"""Our surrogates as verl policy losses: the code that the native trainer runs, on verl's tensors
+and reduction."""
 
 from dataclasses import replace
 from functools import partial
@@ -23,7 +25,8 @@ REDUCTIONS: dict[Reduction, str] = {
     "episode_mean": "seq-mean-token-mean",
     "token_sum_norm": "seq-mean-token-sum-norm",
 }
-"""verl's name of each of our reductions. verl counts rows, so the last two hold where an episode is one row."""
+"""verl's name of each of our reductions. verl counts rows, so the last two hold where an episode is
+one row."""
 
 
 def loss_mode(algorithm: Algorithm) -> str:
@@ -68,7 +71,9 @@ def _loss(
         clip_high=config.clip_ratio_high,
         dual_clip=None if config.clip_ratio_c >= DUAL_CLIP_OFF else config.clip_ratio_c,
     )
-    loss, metrics = policy_loss(log_prob, _batch(mask, old_log_prob, advantages, weights), algorithm)
+    loss, metrics = policy_loss(
+        log_prob, _batch(mask, old_log_prob, advantages, weights), algorithm
+    )
     total = metrics["weight"].clamp(min=1e-12)
     return loss, {
         "actor/pg_clipfrac": (metrics["clip_fraction"] / total).item(),
@@ -82,13 +87,15 @@ def _loss(
 def reduction_weights(mask: Tensor, loss_agg_mode: str, batch_info: dict[str, Any]) -> Tensor:
     """Each token's share in the loss under verl's reduction: [B, T].
 
-    The reduction is linear in the loss matrix, so its gradient is the share, whatever the mode.
+    The reduction is linear in the loss matrix, so its gradient is the share in every mode.
     """
     from verl.trainer.ppo.core_algos import agg_loss
 
     with torch.enable_grad():
         probe = torch.zeros(mask.shape, device=mask.device, requires_grad=True)
-        total = agg_loss(loss_mat=probe, loss_mask=mask.float(), loss_agg_mode=loss_agg_mode, **batch_info)
+        total = agg_loss(
+            loss_mat=probe, loss_mask=mask.float(), loss_agg_mode=loss_agg_mode, **batch_info
+        )
         (weights,) = torch.autograd.grad(cast(Tensor, total), probe)
     return weights
 

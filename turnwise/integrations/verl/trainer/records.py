@@ -12,7 +12,8 @@ from turnwise.train.step import check_ledger, credit_rows
 
 
 class Recorder:
-    """Writes metrics, episodes, credit and the token ledger. Without a directory it only keeps the metrics.
+    """Writes metrics, episodes, credit and the token ledger. Without a directory it only keeps the
+    metrics.
 
     Example:
         >>> recorder = Recorder(None)
@@ -39,13 +40,16 @@ class Recorder:
                 number = float(value)
             except (TypeError, ValueError):
                 continue
-            numbers[f"time/{name.removeprefix('timing_s/')}" if name.startswith("timing_s/") else name] = number
+            numbers[
+                f"time/{name.removeprefix('timing_s/')}" if name.startswith("timing_s/") else name
+            ] = number
         self.history.append((step, numbers))
         if self.run is not None:
             self.run.write_metrics(step, numbers)
 
     def step(self, step: int, rows: Any, batch: Batch) -> None:
-        """Stores a step's episodes and credit where the agent loops sent the episodes, and checks every token.
+        """Stores a step's episodes and credit where the agent loops sent the episodes, and checks
+        every token.
 
         Raises:
             TrainingError: what would be trained on is not what was sampled.
@@ -68,9 +72,14 @@ class Recorder:
             self.run.write_event(kind, message, step=step)
 
     def finish(
-        self, *, steps: int, evaluations: Sequence[Evaluated], seconds: float, piece: Callable[[int], str]
+        self,
+        *,
+        steps: int,
+        evaluations: Sequence[Evaluated],
+        seconds: float,
+        piece: Callable[[int], str],
     ) -> None:
-        """Writes what the run came to, and the text of the tokens that a report shows."""
+        """Writes the result of the run, and the texts of the tokens that a report shows."""
         if self.run is None:
             return
         labelled = {event.label: event.to_json() for event in evaluations}
@@ -81,7 +90,9 @@ class Recorder:
                 "before": labelled.get("before"),
                 "after": labelled.get("after"),
                 "seconds": round(seconds, 3),
-                "checkpoint": f"checkpoints/global_step_{latest.read_text().strip()}" if latest.is_file() else None,
+                "checkpoint": f"checkpoints/global_step_{latest.read_text().strip()}"
+                if latest.is_file()
+                else None,
             }
         )
         if self._credit:

@@ -1,3 +1,4 @@
+# pyright: reportUnknownMemberType=false
 """`turnwise train --backend verl`: a whole run on verl, from a config to a report."""
 
 from pathlib import Path
@@ -22,11 +23,13 @@ def train(
     Args:
         nodes: how many machines; more than one needs `address`.
         gpus: per node. None: all that this machine has. On the CPU (train.device: cpu): ranks.
-        address: of a running Ray cluster (host:port, or "auto"). None: Ray is started here and stopped at the end.
+        address: of a running Ray cluster (host:port, or "auto"). None: Ray is started here and
+            stopped at the end.
         resume: a run directory of the verl backend to go on with, from verl's last checkpoint.
 
     Raises:
-        VerlUnavailableError: verl, Ray or the engine is missing, or verl of a version that was not checked.
+        VerlUnavailableError: verl, Ray or the engine is missing, or verl of a version that was not
+            checked.
         ClusterError: the devices that were asked for are not there.
         UnsupportedError: verl cannot honour a setting.
         WorkerDiedError: a process of the run is gone.
@@ -40,13 +43,18 @@ def train(
         from turnwise.integrations.verl.config.resolve import resolve
 
         # Everything that can be wrong in a config is said before Ray starts.
-        verl_config, _, recorder = resolve(config, factories={}, placement=placement, recorder=recorder)
+        verl_config, _, recorder = resolve(
+            config, factories={}, placement=placement, recorder=recorder
+        )
         if resume is not None:
             verl_config.trainer.resume_mode = "auto"
         started = start_ray(placement, address=address)
         from turnwise.integrations.verl.trainer.agent_trainer import AgentTrainer
 
-        trainer = AgentTrainer(verl_config, recorder=recorder)
+        # verl declares `on_sample_end` as abstract and does not implement it in its own trainer.
+        trainer = AgentTrainer(  # pyright: ignore[reportAbstractUsage]
+            verl_config, recorder=recorder
+        )
         trainer.init_workers()
         trainer.fit()
         assert recorder.path is not None
@@ -71,5 +79,8 @@ def _recorder(config: Config, resume: Path | None) -> Recorder | None:
 
     latest = resume / "checkpoints" / "latest_checkpointed_iteration.txt"
     if not latest.is_file():
-        raise ValueError(f"{resume} holds no checkpoint of the verl backend: {latest.name} is missing; start anew")
+        raise ValueError(
+            f"{resume} holds no checkpoint of the verl backend: {latest.name} is missing; start "
+            "anew"
+        )
     return Recorder(RunDirectory.open(resume), credit=config.log.credit)

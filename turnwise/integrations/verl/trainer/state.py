@@ -1,6 +1,7 @@
-"""What a run finds out about itself: the KL's coefficient, reward statistics, idle steps in a row, evaluations.
+"""State of a run that verl does not keep: KL coefficient, reward statistics, idle steps in a row,
+evaluations.
 
-verl's checkpoints know nothing of it, so it is stored beside them.
+It is stored beside verl's checkpoints.
 """
 
 import json
@@ -43,7 +44,8 @@ class RunState:
         self.kl = update_kl(self.kl, kl=kl, num_episodes=num_episodes)
 
     def save(self, folder: Path) -> None:
-        """Writes the state into a checkpoint's folder, before verl names that checkpoint the latest."""
+        """Writes the state into a checkpoint's folder, before verl names that checkpoint the
+        latest."""
         folder.mkdir(parents=True, exist_ok=True)
         state = {
             "kl_coef": self.kl.coef,
@@ -54,14 +56,16 @@ class RunState:
         (folder / FILE).write_text(json.dumps(state) + "\n", encoding="utf-8")
 
     def load(self, folder: Path) -> None:
-        """Takes up the state that `save` wrote.
+        """Loads the state that `save` wrote.
 
         Raises:
             ValueError: the folder holds none.
         """
         path = folder / FILE
         if not path.is_file():
-            raise ValueError(f"{folder} is no checkpoint of the verl backend: {FILE} is missing; start anew")
+            raise ValueError(
+                f"{folder} is no checkpoint of the verl backend: {FILE} is missing; start anew"
+            )
         state = json.loads(path.read_text(encoding="utf-8"))
         # A fixed coefficient is the config's, which a resumed run may have changed.
         coef = self.kl.coef if self.kl.target is None else state["kl_coef"]

@@ -1,3 +1,4 @@
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 """The updates of verl's trainer at our pace, and what its checkpoints must keep for that."""
 
 import time
@@ -26,14 +27,20 @@ class PacedTrainer(PPOTrainerSync):
     state: RunState
     recorder: Recorder
     _idle: bool
-    """No group of the step has anything to say: nothing is updated."""
+    """No group of the step differs in reward: nothing is updated."""
     _started = 0.0
     _cut_short = False
 
     def _update_critic(self, batch: Any, metrics: dict[str, Any]) -> Any:
-        """Where a bound on the KL may end the policy's updates, the critic waits to make as many."""
-        waits = self.ours.train.target_kl is not None and self.config.trainer.critic_warmup <= self.global_steps
-        return batch if self._idle or waits else self._train_critic(batch, metrics, max_updates=None)
+        """Where a bound on the KL may end the policy's updates, the critic waits to make as
+        many."""
+        waits = (
+            self.ours.train.target_kl is not None
+            and self.config.trainer.critic_warmup <= self.global_steps
+        )
+        return (
+            batch if self._idle or waits else self._train_critic(batch, metrics, max_updates=None)
+        )
 
     def _train_critic(self, batch: Any, metrics: dict[str, Any], *, max_updates: int | None) -> Any:
         self._set_pace(batch, max_updates=max_updates)
@@ -54,26 +61,38 @@ class PacedTrainer(PPOTrainerSync):
         for name, ours in ((UPDATES, "train/updates"), (STOPPED, "train/kl_stop")):
             if f"actor/{name}" in metrics:  # workers of a user's own do not count
                 metrics[ours] = metrics.pop(f"actor/{name}")
-        metrics["actor/lr"] = metrics["train/lr"] = self.config.actor_rollout_ref.actor.optim.lr * self._lr_factor
+        metrics["actor/lr"] = metrics["train/lr"] = (
+            self.config.actor_rollout_ref.actor.optim.lr * self._lr_factor
+        )
         if self.use_critic and train.target_kl is not None:
             batch = self._train_critic(batch, metrics, max_updates=int(metrics["train/updates"]))
         if "actor/kl_loss" in metrics and self.algorithm.reduction != "token_sum_norm":
             metrics["train/kl_ref"] = float(metrics["actor/kl_loss"])
         if "train/kl_ref" in metrics:
             metrics["train/kl_coef"] = self.state.kl.coef
-            self.state.adapt_kl(metrics["train/kl_ref"], num_episodes=int(metrics["rollout/episodes"]))
+            self.state.adapt_kl(
+                metrics["train/kl_ref"], num_episodes=int(metrics["rollout/episodes"])
+            )
         return batch
 
     @property
     def _lr_factor(self) -> float:
         return lr_factor(self.ours.train, self.global_steps - 1)
 
-    def _set_pace(self, batch: Any, *, target_kl: float | None = None, max_updates: int | None = None) -> None:
-        pace = Pace(step=self.global_steps, factor=self._lr_factor, target_kl=target_kl, max_updates=max_updates)
+    def _set_pace(
+        self, batch: Any, *, target_kl: float | None = None, max_updates: int | None = None
+    ) -> None:
+        pace = Pace(
+            step=self.global_steps,
+            factor=self._lr_factor,
+            target_kl=target_kl,
+            max_updates=max_updates,
+        )
         batch.extra_info[KEY] = asdict(pace)
 
     def _set_kl_coef(self, coef: float) -> None:
-        """Gives the actor's loss another weight of the KL; verl's workers took theirs from the config."""
+        """Gives the actor's loss another weight of the KL; verl's workers took theirs from the
+        config."""
         actor = self.config.actor_rollout_ref.actor.copy()
         actor.kl_loss_coef = coef
         self.actor_rollout_wg.set_loss_fn(partial(ppo_loss, config=omega_conf_to_dataclass(actor)))
@@ -85,20 +104,25 @@ class PacedTrainer(PPOTrainerSync):
         self._started = time.perf_counter()
 
     def on_step_end(self) -> None:
-        """Where the time is over, this was the last step: it is saved, and evaluated in `on_train_end`."""
+        """Where the time is over, this was the last step: it is saved, and evaluated in
+        `on_train_end`."""
         super().on_step_end()
         limit, minutes = self.ours.train.max_minutes, (time.perf_counter() - self._started) / 60.0
         if limit is None or minutes < limit or self.global_steps >= self.total_training_steps:
             return
         self.total_training_steps, self._cut_short = self.global_steps, True
-        message = f"{minutes:.1f} minutes are over (train.max_minutes = {limit:g}): no step after {self.global_steps}"
+        message = (
+            f"{minutes:.1f} minutes are over (train.max_minutes = {limit:g}): no step after "
+            f"{self.global_steps}"
+        )
         self.recorder.note("out_of_time", message, step=self.global_steps)
         if self.config.trainer.save_freq > 0 and self.global_steps % self.config.trainer.save_freq:
             self._save_checkpoint()
 
     def on_train_end(self) -> None:
         super().on_train_end()
-        done = any(event.label == "after" for event in self.state.evaluations)  # the last step was one to evaluate at
+        # The last step was one to evaluate at.
+        done = any(event.label == "after" for event in self.state.evaluations)
         if self._cut_short and self.ours.eval.after and not done:
             self.on_validate_begin()
             self._validate()
@@ -107,7 +131,9 @@ class PacedTrainer(PPOTrainerSync):
     # ---- checkpoints ----
 
     def _save_checkpoint(self) -> None:
-        self.state.save(Path(self.config.trainer.default_local_dir) / f"global_step_{self.global_steps}")
+        self.state.save(
+            Path(self.config.trainer.default_local_dir) / f"global_step_{self.global_steps}"
+        )
         super()._save_checkpoint()
 
     def _load_checkpoint(self) -> None:
@@ -116,6 +142,8 @@ class PacedTrainer(PPOTrainerSync):
             return
         trainer = self.config.trainer
         named = trainer.resume_from_path if trainer.resume_mode == "resume_path" else None
-        self.state.load(Path(named or f"{trainer.default_local_dir}/global_step_{self.global_steps}"))
+        self.state.load(
+            Path(named or f"{trainer.default_local_dir}/global_step_{self.global_steps}")
+        )
         if self.recorder.run is not None:  # what was written after the checkpoint is written anew
             self.recorder.run.truncate_to(self.global_steps - 1)
