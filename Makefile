@@ -2,40 +2,42 @@
 # make lint    ruff and pyright only                        make bench   the benchmarks
 PYTHON ?= python3
 VENV ?= .venv
-EXTRAS ?= dev,lora,trl,verl,verifiers,math,webshop,inspect
+EXTRAS ?= dev,lora,trl,verl,verifiers,math,webshop
 BIN := $(VENV)/bin
 CORE := $(VENV)/.core
 READY := $(VENV)/.ready
 CODE := turnwise tests examples scripts benchmarks
 CONSTRAINTS := requirements/constraints.txt
 TORCH := $(shell sed -n 's/^torch==//p' $(CONSTRAINTS))
+# What packages are built with is pinned too.
+PINS := -c $(CONSTRAINTS) --build-constraint $(CONSTRAINTS)
 CPU_WHEELS := https://download.pytorch.org/whl/cpu
 
 # Tests are small: one thread each is quicker than many, and results do not depend on the number of cores.
-test test-slow test-search test-gpu bench: export OMP_NUM_THREADS ?= 1
+test test-slow test-search test-gpu test-trl bench: export OMP_NUM_THREADS ?= 1
 # The main job's model is small too: more than two threads would only wait for each other.
 train: export OMP_NUM_THREADS ?= 2
 
-.PHONY: install test test-slow test-search test-gpu lint format train bench clean
+.PHONY: install test test-slow test-search test-gpu test-trl lint format train bench clean
 
 install: $(READY)
 
 # Without a GPU the CPU build of torch is taken, from whatever index pip knows, else from PyTorch's own.
 $(CORE): pyproject.toml $(CONSTRAINTS)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install -q -U pip
+	$(BIN)/pip install -q -c $(CONSTRAINTS) -U pip setuptools
 	if command -v nvidia-smi >/dev/null; then \
 		$(BIN)/pip install -q -c $(CONSTRAINTS) torch==$(TORCH); \
 	else \
 		$(BIN)/pip install -q -c $(CONSTRAINTS) torch==$(TORCH)+cpu || \
 		$(BIN)/pip install -q -c $(CONSTRAINTS) --extra-index-url $(CPU_WHEELS) torch==$(TORCH)+cpu; \
 	fi
-	$(BIN)/pip install -q -c $(CONSTRAINTS) -e .
+	$(BIN)/pip install -q $(PINS) -e .
 	touch $@
 
 # The main job needs the core alone; the tests also run the integrations.
 $(READY): $(CORE)
-	$(BIN)/pip install -q -c $(CONSTRAINTS) -e '.[$(EXTRAS)]'
+	$(BIN)/pip install -q $(PINS) -e '.[$(EXTRAS)]'
 	touch $@
 
 lint: $(READY)
@@ -43,8 +45,10 @@ lint: $(READY)
 	$(BIN)/ruff format --check $(CODE)
 	$(BIN)/pyright
 
+# Two processes, a test file in one of them each.
+JOBS ?= 2
 test: lint
-	$(BIN)/pytest -m "not gpu and not slow"
+	$(BIN)/pytest -m "not gpu and not slow" -n $(JOBS) --dist loadfile
 
 test-slow: $(READY)
 	$(BIN)/pytest -m "slow and not gpu"
@@ -56,6 +60,10 @@ test-search: $(READY)
 
 test-gpu: $(READY)
 	$(BIN)/pytest -m gpu
+
+# The oldest and the newest TRL, from the package index.
+test-trl: $(READY)
+	$(BIN)/pytest -m "slow or not slow" tests/integrations/test_trl_releases.py
 
 format: $(READY)
 	$(BIN)/ruff check --fix $(CODE)

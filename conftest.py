@@ -1,10 +1,22 @@
-"""What pytest must not import. It collects doctests from every module, and some are none of its business."""
+"""What pytest must not import. It collects doctests from every module, and some are none of its
+business."""
 
+import atexit
 import os
+import shutil
+import signal
+import tempfile
 from importlib.util import find_spec
 from pathlib import Path
 
 from hypothesis import settings
+
+# What turnwise remembers between runs goes to a folder of the tests, not to the user's.
+os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp(prefix="turnwise-state-")
+atexit.register(shutil.rmtree, os.environ["XDG_STATE_HOME"], ignore_errors=True)
+
+# A shell ignores Ctrl-C for what it starts in the background. Tests of Ctrl-C need the default.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 TESTS = Path(__file__).parent / "tests"
 PACKAGE = Path(__file__).parent / "turnwise"
@@ -25,7 +37,8 @@ IN_VERL = {
 
 
 def pytest_ignore_collect(collection_path: Path) -> bool | None:
-    """Helpers and scripts beside the tests, which may run on import, and kernels where there is no Triton."""
+    """Helpers and scripts beside the tests, which may run on import, and kernels where there is no
+    Triton."""
     if collection_path.suffix != ".py" or collection_path.name == "conftest.py":
         return None
     helper = collection_path.is_relative_to(TESTS) and not collection_path.name.startswith("test_")
@@ -34,9 +47,14 @@ def pytest_ignore_collect(collection_path: Path) -> bool | None:
     return True if helper or registers or no_triton else None
 
 
-# The same examples every time, so that a change is what makes a test fail; `make test-search` draws new ones.
+# The same examples every time, so that a change is what makes a test fail; `make test-search` draws
+# new ones.
 settings.register_profile("default", derandomize=True, database=None, deadline=None)
 settings.register_profile(
-    "search", max_examples=int(os.environ.get("EXAMPLES", "2000")), database=None, deadline=None, print_blob=True
+    "search",
+    max_examples=int(os.environ.get("EXAMPLES", "2000")),
+    database=None,
+    deadline=None,
+    print_blob=True,
 )
 settings.load_profile("default")
