@@ -1,14 +1,18 @@
-"""Every YAML block and command line that users brought from other projects, as they wrote it, and its meaning here."""
+"""Every YAML block and command line that users brought from other projects, as they wrote it, and
+its meaning here."""
 
+import re
 import shlex
 
 import pytest
 
-from turnwise.config import Config, ConfigError, load_config
-from turnwise.config.dialects.keys import RULES, Rule
+from turnwise.config import Config, ConfigError, ConfigWarning, load_config
+from turnwise.config.dialects.keys import RULES
+from turnwise.config.dialects.rules import Rule
 from turnwise.config.dialects.translate import target_of
 from turnwise.config.tree import known_fields
 from turnwise.config.yaml_io import parse_yaml
+from turnwise.envs.registry import make_env
 
 
 def load(text: str, *overrides: str) -> Config:
@@ -60,7 +64,11 @@ train_cfgs:
   high_level_gamma: 0.95       # 高层折扣因子
   max_turn: 3                  # 最大轮数
 """)
-    assert (config.train.multi_turn, config.algo.name, config.train.max_turn) == (True, "bi_level_gae", 3)
+    assert (config.train.multi_turn, config.algo.name, config.train.max_turn) == (
+        True,
+        "bi_level_gae",
+        3,
+    )
 
 
 def test_environment_state_manager() -> None:
@@ -141,7 +149,8 @@ actor_rollout_ref:
             {"multi_turn": True, "algo": "bi_level_gae", "max_turn": 3},
         ),
         (
-            '--train_cfgs.multi_turn true --train_cfgs.bi_level_gae true --env_cfgs.env_name "your_environment"',
+            "--train_cfgs.multi_turn true --train_cfgs.bi_level_gae true --env_cfgs.env_name "
+            '"your_environment"',
             {"multi_turn": True, "algo": "bi_level_gae", "env": "your_environment"},
         ),
         (
@@ -163,7 +172,9 @@ def test_command_lines(line: str, settings: dict[str, object]) -> None:
 
 
 def test_dialects_mix_with_our_own_keys_and_overrides_win() -> None:
-    config = load("{train_cfgs: {max_turn: 3}, train: {lr: 0.1}, algo: {name: grpo}}", "--train.max_turn", "7")
+    config = load(
+        "{train_cfgs: {max_turn: 3}, train: {lr: 0.1}, algo: {name: grpo}}", "--train.max_turn", "7"
+    )
     assert (config.train.max_turn, config.train.lr, config.algo.name) == (7, 0.1, "grpo")
     assert load("train: {max_turn: 3}", "--agent_proxy.max_turn=8").train.max_turn == 8
 
@@ -191,8 +202,13 @@ def test_estimators(text: str, name: str) -> None:
 
 
 def test_estimators_over_layers() -> None:
-    assert load("train_cfgs: {bi_level_gae: true}", "algorithm.adv_estimator=gae").algo.name == "bi_level_gae"
-    assert "contradicts" in refused("train_cfgs: {bi_level_gae: true}", "algorithm.adv_estimator=grpo")
+    assert (
+        load("train_cfgs: {bi_level_gae: true}", "algorithm.adv_estimator=gae").algo.name
+        == "bi_level_gae"
+    )
+    assert "contradicts" in refused(
+        "train_cfgs: {bi_level_gae: true}", "algorithm.adv_estimator=grpo"
+    )
     assert "remax" in refused("algorithm: {adv_estimator: remax}")
     assert "true or false" in refused("train_cfgs: {bi_level_gae: 3}")
 
@@ -219,7 +235,10 @@ env_template:
         ("{agent: {agent_length: 1}, env_template: [a, b]}", "2 entries"),
         ("{agent: {agent_length: 3}, rollout: {train: {group_size: 2}}}", "do not divide"),
         ("env_template: frozen_lake", "a list"),
-        ("env_template: [{nam: frozen_lake}]", "envs.agent_0.nam: unknown key. Did you mean envs.agent_0.name?"),
+        (
+            "env_template: [{nam: frozen_lake}]",
+            "envs.agent_0.nam: unknown key. Did you mean envs.agent_0.name?",
+        ),
         ("agent: {agent_length: 0}", "1 at least"),
         ("{agent: {agent_length: 4}, data: {train_batch_size: 8}}", "contradicts"),
     ],
@@ -249,10 +268,16 @@ custom_envs:
   Lake: {env_type: frozen_lake, max_actions_per_traj: 10, env_instruction: "Go.", env_config: {size: 4}}
 """)
     lake = config.envs["Lake"]
-    assert (lake.name, lake.max_actions_per_episode, lake.system_prompt) == ("frozen_lake", 10, "Go.")
-    assert lake.options == {"size": 4}
+    assert (lake.name, lake.max_actions_per_episode, lake.system_prompt) == (
+        "frozen_lake",
+        10,
+        "Go.",
+    )
+    assert lake.options == {"size": 4, "p": 0.9, "success_rate": 0.8, "random_goal": True}
     assert "keep one" in refused("{custom_envs: {Lake: {env_type: a}}, envs: {Lake: {name: b}}}")
-    assert "max_tokens" in refused("custom_envs: {Lake: {max_tokens: 100}}")
+    assert "Lake.max_token means nothing here" in refused(
+        "{custom_envs: {Lake: {max_token: 100}}, rollout: {train: {tags: [Lake]}}}"
+    )
 
 
 def test_no_environment_needs_prompts() -> None:
@@ -260,33 +285,187 @@ def test_no_environment_needs_prompts() -> None:
     config = load("{agent_proxy: {use_environment: false}, data: {prompts: p.jsonl}}")
     assert not config.train.multi_turn
     assert "contradicts" in refused(
-        "{agent_proxy: {use_environment: false}, data: {prompts: p.jsonl}, train_cfgs: {multi_turn: true}}"
+        "{agent_proxy: {use_environment: false}, data: {prompts: p.jsonl}, train_cfgs: "
+        "{multi_turn: true}}"
     )
 
 
 def test_kl() -> None:
-    config = load("actor_rollout_ref: {actor: {use_kl_loss: true, kl_loss_coef: 0.01, kl_loss_type: low_var_kl}}")
+    config = load(
+        "actor_rollout_ref: {actor: {use_kl_loss: true, kl_loss_coef: 0.01, kl_loss_type: "
+        "low_var_kl}}"
+    )
     assert (config.algo.kl_coef, config.algo.kl_in, config.algo.kl_form) == (0.01, "loss", "k3")
-    assert load("algorithm: {use_kl_in_reward: true, kl_ctrl: {kl_coef: 0.1}}").algo.kl_in == "reward"
-    assert load("actor_rollout_ref: {actor: {use_kl_loss: false, kl_loss_coef: 0.01}}").algo.kl_coef == 0.0
+    assert (
+        load("algorithm: {use_kl_in_reward: true, kl_ctrl: {kl_coef: 0.1}}").algo.kl_in == "reward"
+    )
+    assert (
+        load("actor_rollout_ref: {actor: {use_kl_loss: false, kl_loss_coef: 0.01}}").algo.kl_coef
+        == 0.0
+    )
     assert "use_kl_loss" in refused("actor_rollout_ref: {actor: {kl_loss_coef: 0.01}}")
 
 
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("actor_rollout_ref: {rollout: {gpu_memory_utilization: 0.3}}", "a key of verl"),
+        ("actor_rollout_ref: {rollout: {layered_summon: true}}", "a key of verl"),
         ("trainer: {nnodes: 2}", "set backend: verl"),
         ("actor_rollout_ref: {hybrid_engine: false}", "trainer's own weights"),
-        ("train_cfgs: {ds_cfgs: ds_z3_config.json}", "DeepSpeed"),
-        ("train_cfgs: {per_device_train_batch_size: 8}", "train.micro_batch_tokens"),
-        ("agent_proxy: {use_turn_scores: false}", "last token"),
-        ("seed: {train: 1, val: 2}", "disjoint"),
-        ("per_device_train_batch_size: 8", "train.micro_batch_tokens"),
+        ("data: {train_files: a.parquet}", "set data.prompts = FILE.jsonl"),
+        ("data_cfgs: {train_datasets: PKU/data}", "set data.prompts = FILE.jsonl"),
+        ("train_cfgs: {ptx_coeff: 16.0}\ndata_cfgs: {ptx_datasets: a}", "no pretraining loss"),
+        ("trainer: {val_only: true}", "turnwise eval FILE"),
+        ("algorithm: {adv_estimator: hgpo}", "is not a known estimator"),
+        ("env: {env_name: gym_cards/Blackjack-v0}", "has no environment 'gym_cards'"),
+        ("env: {sokoban: {mode: rgb_array}}", "text, not images"),
+        ("algorithm: {gigpo: {enable_similarity: true}}", "state_key"),
+        ("data: {shuffle_seed: 3}", "data of verl means nothing to backend 'native'"),
     ],
 )
 def test_a_key_that_means_nothing_here_says_why(text: str, reason: str) -> None:
     assert reason in refused(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("actor_rollout_ref: {rollout: {gpu_memory_utilization: 0.3}}", "without an effect"),
+        ("train_cfgs: {ds_cfgs: ds_z3_config.json}", "without an effect here: train_cfgs.ds_cfgs"),
+        ("train_cfgs: {per_device_train_batch_size: 8}", "per_device_train_batch_size"),
+        ("per_device_train_batch_size: 8", "per_device_train_batch_size"),
+        ("agent_proxy: {use_turn_scores: false}", "not on the episode's last"),
+        ("seed: {train: 1, val: 2}", "disjoint"),
+        ("{env: {env_name: Webshop}, data: {train_files: a.parquet}}", "from the environment"),
+        ("algorithm: {adv_estimator: grpo, gamma: 0.9}", "grpo discounts nothing"),
+        ("env: {env_name: Webshop}", "env.history_length: verl-agent shows the last 2 turns"),
+    ],
+)
+def test_a_key_that_is_taken_without_its_effect_is_said(text: str, reason: str) -> None:
+    with pytest.warns(ConfigWarning, match=re.escape(reason)):
+        load(text)
+
+
+def test_null_is_not_set_where_ours_has_no_null() -> None:
+    config = load(
+        "{data: {train_batch_size: null}, es_manager: {train: {env_groups: 3}}, "
+        "logger_cfgs: {output_dir: null}, train_cfgs: {clip_range_value: null}}"
+    )
+    assert (config.rollout.train.env_groups, config.log.dir) == (3, "runs")
+    assert config.algo.value_clip is None
+
+
+@pytest.mark.parametrize(
+    ("text", "settings"),
+    [
+        ("agent_proxy: {max_context_window: -1}", {"window": "full"}),
+        ("agent_proxy: {max_context_window: 4}", {"window": "last_k", "window_turns": 4}),
+        (
+            "agent_proxy: {context_window_mode: full, max_context_window: 4}",
+            {"window": "full", "window_turns": 3},
+        ),
+        ("agent_proxy: {context_window_mode: single_turn}", {"window": "single_turn"}),
+        ("env: {history_length: 2}", {"window": "last_k", "window_turns": 2}),
+        ("env: {history_length: 0}", {"window": "single_turn"}),
+    ],
+)
+@pytest.mark.filterwarnings("ignore::turnwise.config.ConfigWarning")
+def test_windows(text: str, settings: dict[str, object]) -> None:
+    found = load(text).rollout.model_dump()
+    assert {key: found[key] for key in settings} == settings
+
+
+@pytest.mark.parametrize(
+    ("keys", "found"),
+    [
+        ("ratio: 0.25, rollout_filter_type: std", ("variance_top_k", 0.25)),
+        ("value: 0.9, rollout_filter_strategy: top_p", ("variance_top_p", 0.9)),
+        ("value: 0.5, rollout_filter_strategy: top_k", ("variance_top_k", 0.5)),
+        ("value: 1.0, rollout_filter_type: smallest", ("none", 1.0)),
+    ],
+)
+def test_group_filters(keys: str, found: tuple[str, float]) -> None:
+    algo = load(f"actor_rollout_ref: {{rollout: {{rollout_filter_{keys}}}}}").algo
+    assert (algo.filter, algo.filter_keep) == found
+
+
+def test_a_group_filter_by_something_else_is_refused() -> None:
+    text = "actor_rollout_ref: {rollout: {rollout_filter_value: 0.5, rollout_filter_%s}}"
+    assert "spread of their rewards" in refused(text % "metric: entropy")
+    assert "got 'max_mean'" in refused(text % "type: max_mean")
+    assert "lies in (0, 1]" in refused("actor_rollout_ref: {rollout: {rollout_filter_value: 2}}")
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [
+        ("{ppo_mini_batch_size: 32, rollout: {train: {env_groups: 8, group_size: 16}}}", 4),
+        ("{actor_rollout_ref: {actor: {ppo_mini_batch_size: 4}, rollout: {n: 5}}, "
+         "data: {train_batch_size: 8}}", 2),
+        ("{ppo_mini_batch_size: 48, rollout: {train: {env_groups: 8, group_size: 16}}}", 1),
+    ],
+)  # fmt: skip
+@pytest.mark.filterwarnings("ignore::turnwise.config.ConfigWarning")
+def test_mini_batches_are_counted(text: str, count: int) -> None:
+    assert load(text).train.mini_batches == count
+
+
+@pytest.mark.filterwarnings("ignore::turnwise.config.ConfigWarning")
+def test_verl_agent() -> None:
+    config = load("""
+algorithm: {adv_estimator: gigpo, gamma: 0.9, gigpo: {mode: mean_norm, step_advantage_w: 0.5}}
+actor_rollout_ref: {actor: {use_invalid_action_penalty: true, invalid_action_penalty_coef: 0.2}}
+env: {env_name: alfworld/AlfredTWEnv, seed: 4, max_steps: 50, rollout: {n: 8}}
+""")
+    assert (config.env.name, config.env.max_turn, config.seed) == ("alfworld", 50, 4)
+    assert config.rollout.train.group_size == 8
+    assert (config.algo.name, config.algo.high_level_gamma) == ("gigpo", 0.9)
+    assert (config.algo.gigpo_std, config.algo.gigpo_weight) == (False, 0.5)
+    assert config.env.format.format_penalty == -0.2
+
+
+def test_estimators_with_their_refinements() -> None:
+    actor = "actor_rollout_ref: {actor: {policy_loss: {loss_mode: gspo}}}"
+    assert load(f"{{algorithm: {{adv_estimator: grpo}}, {actor}}}").algo.name == "gspo"
+    assert "needs algorithm.adv_estimator" in refused(actor)
+    dr = "algorithm: {adv_estimator: grpo, norm_adv_by_std_in_grpo: false}"
+    assert load(dr).algo.name == "dr_grpo"
+    dapo = load("algorithm: {adv_estimator: grpo, filter_groups: {enable: true}}").algo
+    assert (dapo.name, dapo.filter) == ("grpo", "dynamic")
+
+
+@pytest.mark.filterwarnings("ignore::turnwise.config.ConfigWarning")
+def test_custom_environments_open_with_ragens_options() -> None:
+    config = load("""
+custom_envs:
+  Arms: {env_type: bandit, env_instruction: "", env_config: {lo_arm_name: A, hi_arm_name: B}}
+  Room: {env_type: sokoban, env_config: {dim_x: 5, dim_y: 6, num_boxes: 1, search_depth: 30,
+    observation_format: grid_coord, grid_lookup: {0: W, 5: "@"}}, max_tokens: 9}
+  Sums: {env_type: countdown, env_config: null, parallel_friendly: false, max_workers: 3}
+  Proof: {env_type: lean}
+es_manager: {train: {env_groups: 3, env_configs: {tags: [Arms, Room, Sums]}}}
+""")
+    assert set(config.envs) == {"Arms", "Room", "Sums"}
+    assert config.envs["Arms"].options == {"low": 0.1, "arms": ["A", "B"]}
+    assert config.envs["Arms"].system_prompt is None
+    assert config.envs["Sums"].options == {"operators": "+-"}
+    shown = {}
+    for tag, settings in config.envs.items():
+        env = make_env(settings)
+        shown[tag] = env.reset(env.make_task(3, "train"), noise_seed=0).messages[-1].content
+        env.close()
+    assert "A" in shown["Arms"]
+    assert "B" in shown["Arms"]
+    assert "WWWWWW" in shown["Room"]
+    assert "@" in shown["Room"]
+
+
+def test_a_tag_named_later_brings_its_environment() -> None:
+    text = "custom_envs: {Proof: {env_type: lean}, Arms: {env_type: bandit}}"
+    with pytest.warns(ConfigWarning, match="custom_envs.Proof: it is left out"):
+        assert set(load(text).envs) == {"Arms"}
+    with pytest.raises(ConfigError, match="has no environment 'lean'"):
+        load(text, "rollout.train.tags=[Proof]")
 
 
 def test_verl_keys_pass_through_with_backend_verl() -> None:
@@ -308,7 +487,9 @@ def test_every_rule_leads_to_a_setting_that_exists() -> None:
     for key, rule in RULES.items():
         targets = rule.to if isinstance(rule, Rule) else (target_of(key),)
         for target in targets:
-            assert target is None or target in known_fields() or target.startswith("env.options."), key
+            assert (
+                target is None or target in known_fields() or target.startswith("env.options.")
+            ), key
 
 
 def test_precision_and_lora() -> None:

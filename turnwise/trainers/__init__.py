@@ -1,4 +1,4 @@
-"""Trainers of every backend under one roof. Each is imported when it is first used."""
+"""The trainers of all backends, and the classes that their users derive from, imported lazily."""
 
 from importlib import import_module
 from importlib.util import find_spec
@@ -6,6 +6,8 @@ from typing import Any
 
 _HOMES = {
     "PPOTrainer": ("turnwise.train.trainer", None),
+    "Environment": ("turnwise.envs.messages", None),
+    "EnvironmentRewardAdapter": ("turnwise.integrations.trl", None),
     "VerifiersGRPOTrainer": ("turnwise.integrations.trl", "trl"),
     "VerifiersGRPOConfig": ("turnwise.integrations.trl", "trl"),
     "MultiTurnMixin": ("turnwise.integrations.trl", "trl"),
@@ -14,17 +16,24 @@ _HOMES = {
     "create_trainer": ("turnwise.integrations.verl", "verl"),
 }
 
-__all__ = list(_HOMES)
+# Those that can be imported here, so that `import *` works without the other extras.
+__all__ = [  # pyright: ignore[reportUnsupportedDunderAll]
+    name for name, (_, extra) in _HOMES.items() if extra is None or find_spec(extra) is not None
+]
 
 
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
-        raise AttributeError(f"module 'turnwise.trainers' has no attribute {name!r}; it has {', '.join(_HOMES)}")
+        raise AttributeError(
+            f"module 'turnwise.trainers' has no attribute {name!r}; it has {', '.join(_HOMES)}"
+        )
     module, extra = _HOMES[name]
     if extra is not None and find_spec(extra) is None:
-        raise ImportError(f"{name} needs {extra}, which is not installed; run: pip install 'turnwise[{extra}]'")
+        raise ImportError(
+            f"{name} needs {extra}, which is not installed; run: pip install 'turnwise[{extra}]'"
+        )
     return getattr(import_module(module), name)
 
 
 def __dir__() -> list[str]:
-    return __all__
+    return list(_HOMES)

@@ -1,33 +1,44 @@
 """Multi-turn PPO from the command line, with the flags of align-anything's trainer.
 
-    python -m turnwise.trainers.ppo_multi_turn --train_cfgs.multi_turn true --env_cfgs.env_name frozen_lake
+    python -m turnwise.trainers.ppo_multi_turn --train_cfgs.multi_turn true --env_cfgs.env_name
+    frozen_lake
 
-The first word may be a recipe or a YAML file; every key of turnwise is taken as well. Without one, the recipe
-is `default`.
+It is `turnwise train` under another name. The first word may be a recipe or a YAML file; every key
+of turnwise is taken as well. Without one, defaults suit the model, and where neither a model nor
+another environment is given the recipe is frozen_lake.
 """
 
 import sys
 from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
-from turnwise.cli.args import config_from, fail
-from turnwise.config import ConfigError
+from turnwise.cli.main import main as command
 
-USAGE = "usage: [recipe or config.yaml] [--key value | key=value]...   (`turnwise config keys` lists the keys)"
+if TYPE_CHECKING:
+    from turnwise.train.trainer import PPOTrainer
+
+__all__ = ["PPOTrainer", "main"]
+USAGE = (
+    "usage: [recipe or config.yaml] [--key value | key=value]...   (`turnwise config keys` lists "
+    "the keys)"
+)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Trains with the config that the words stand for."""
+    """Trains with the config that the words stand for, and exits as `turnwise train` does."""
     words = list(sys.argv[1:] if argv is None else argv)
     if "--help" in words or "-h" in words:
         print(f"{__doc__}\n{USAGE}")
         return
-    try:
-        config = config_from(words, default="default")
-    except ConfigError as error:
-        fail(str(error))
-    from turnwise.train.run import train
+    command(["train", *words])
 
-    train(config)
+
+def __getattr__(name: str) -> Any:
+    if name != "PPOTrainer":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from turnwise.train.trainer import PPOTrainer  # torch: only where it is asked for
+
+    return PPOTrainer
 
 
 if __name__ == "__main__":
