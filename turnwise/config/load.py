@@ -1,46 +1,97 @@
-"""From a file, a recipe or a mapping, plus dotted overrides, to a Config. All problems are reported at once."""
+"""Loads a Config from a file, a recipe or a mapping, plus dotted overrides. Reports all problems at
+once."""
 
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
 import yaml
 from pydantic import ValidationError
 
+from turnwise.config.dialects.hydra import compose, needs_hydra
+from turnwise.config.dialects.shell import overrides_of
 from turnwise.config.dialects.translate import Translator
 from turnwise.config.schema import Config
-from turnwise.config.tree import ConfigError, Tree, is_tree, known_fields, nearest, set_path
+from turnwise.config.tree import (
+    ConfigError,
+    ConfigWarning,
+    Tree,
+    is_tree,
+    known_fields,
+    merge,
+    nearest,
+    set_path,
+)
 from turnwise.config.yaml_io import dump_yaml, parse_yaml
+from turnwise.json_lines import FileError, read_text
 
 _RECIPES = Path(__file__).parent / "recipes"
+_RECIPE = "recipe "
+"""Prefix of the origin of a layer that comes with turnwise."""
 
 
-def load_config(source: str | Path | Mapping[str, Any] | None = None, overrides: Sequence[str] = ()) -> Config:
-    """The resolved config: what the source says, with the overrides on top and the schema's defaults below.
+def load_config(
+    source: str | Path | Mapping[str, Any] | None = None,
+    overrides: Sequence[str] = (),
+    *,
+    beneath: Callable[[Tree], Tree] | None = None,
+) -> Config:
+    """The resolved config: the overrides, over the source, over the schema's defaults. `run_config`
+    adds defaults that depend on the model, as `turnwise train` does.
 
-    The source is a recipe's name, a YAML file, or a mapping; a file or recipe may extend another one with `extends:`.
-    Overrides are `train.max_turn=3` or `--train.max_turn 3`, with YAML values. Keys of other projects (dialects.py) are
-    taken everywhere.
+    The source is a recipe's name, a YAML file, or a mapping; a file or recipe may extend another
+    one with `extends:`. Overrides are `train.max_turn=3` or `--train.max_turn 3`, with YAML values.
+    Keys of other projects (`dialects/`) are taken everywhere, and so are their files: Hydra's
+    `defaults` and `${...}`, and shell scripts with overrides. What of them is taken without its
+    effect is said in a ConfigWarning.
+
+    Args:
+        beneath: maps the tree of given settings to defaults that come before the schema's.
 
     Raises:
-        ConfigError: unknown keys, wrong types, contradictions; all of them, each with its path, value and remedy.
+        ConfigError: unknown keys, wrong types, contradictions; all of them, each with its path,
+            value and remedy.
 
     Example:
         >>> load_config({"train": {"max_turn": 3}}, ["--train.lr", "5e-7"]).train.lr
         5e-07
     """
-    layers = _layers(source)
-    layers.append(("command line", parse_overrides(overrides)))
-    backends = [layer["backend"] for _, layer in layers if isinstance(layer.get("backend"), str)]
-    translator = Translator(backend=backends[-1] if backends else "native")
-    for origin, layer in layers:
-        translator.add(layer, origin=origin)
+    translator = translate(source, overrides)
     tree = translator.finish()
+    if translator.notes and not translator.problems:
+        warnings.warn(_told(translator), ConfigWarning, stacklevel=2)
+    if beneath is not None and not translator.problems:
+        tree = merge(beneath(tree), tree)
     config, problems = _validate(tree, translator.spelled)
     problems = [*translator.problems, *problems]
     if problems or config is None:
         raise ConfigError(problems)
     return config
+
+
+def translate(
+    source: str | Path | Mapping[str, Any] | None, overrides: Sequence[str] = ()
+) -> Translator:
+    """All layers of a source and its overrides, in our names: the tree, what was noted of keys of
+    other projects, and what is wrong."""
+    layers = _layers(source)
+    layers.append(("command line", parse_overrides(overrides)))
+    backends = [layer["backend"] for _, layer in layers if isinstance(layer.get("backend"), str)]
+    translator = Translator(backend=backends[-1] if backends else "native")
+    for origin, layer in layers:
+        translator.add(layer, origin=origin, recipe=origin.startswith(_RECIPE))
+    return translator
+
+
+def _told(translator: Translator) -> str:
+    """What keys of other projects mean here, in a few lines."""
+    differs = [f"  - {key}: {note.why}" for key, note in translator.notes.items() if not note.moot]
+    moot = [key for key, note in translator.notes.items() if note.moot]
+    lines = ["keys that mean something else here:", *differs] if differs else []
+    if moot:
+        lines.append(f"keys without an effect here: {', '.join(moot)}")
+    return "\n".join(lines)
 
 
 def show_config(config: Config) -> str:
@@ -54,40 +105,46 @@ def show_config(config: Config) -> str:
 
 
 def parse_overrides(words: Sequence[str]) -> Tree:
-    """The tree that command-line words stand for. A key that is given twice has its last value.
+    """The tree of these command-line words. If a key is given twice, its last value counts.
 
     Example:
-        >>> parse_overrides(["train.max_turn=3", "--env.shaping.turn_cost", "-0.5", "log.trackers=[wandb]"])
+        >>> parse_overrides(["train.max_turn=3", "--env.shaping.turn_cost", "-0.5",
+        ...     "log.trackers=[wandb]"])
         {'train': {'max_turn': 3}, 'env': {'shaping': {'turn_cost': -0.5}}, 'log': {'trackers': ['wandb']}}
-    """
+    """  # noqa: E501
     tree: Tree = {}
     problems: list[str] = []
     queue = list(words)
     while queue:
         word = queue.pop(0)
-        key, equals, text = word.removeprefix("--").partition("=")
+        # Hydra's + and ++ add a key; here every key can be set.
+        key, equals, text = word.removeprefix("--").lstrip("+").partition("=")
         if not equals and word.startswith("--"):
             if not queue or queue[0].startswith("--"):
-                problems.append(f"{word}: needs a value, as in {word} 3 (switches are written {word} true)")
+                problems.append(
+                    f"{word}: needs a value, as in {word} 3 (switches are written {word} true)"
+                )
                 continue
             text = queue.pop(0)
         elif not equals:
             problems.append(f"{word!r}: an override is written key=value or --key value")
             continue
         if not key or not all(key.split(".")):
-            problems.append(f"{word!r}: {key!r} is no dotted key")
+            problems.append(f"{word!r}: {key!r} is not a dotted key")
             continue
         try:
             set_path(tree, key, parse_yaml(text))
         except yaml.YAMLError as error:
-            problems.append(f"{key}: the value {text!r} is not YAML ({_first_line(error)}); quote it")
+            problems.append(
+                f"{key}: the value {text!r} is not YAML ({_first_line(error)}); quote it"
+            )
     if problems:
         raise ConfigError(problems)
     return tree
 
 
 def list_recipes() -> dict[str, str]:
-    """The recipes that come with turnwise, by name, with what the first line of each says."""
+    """The recipes that come with turnwise: name -> the comment in its first line."""
     found: dict[str, str] = {}
     for entry in sorted(_RECIPES.glob("*.yaml")):
         first = entry.read_text(encoding="utf-8").partition("\n")[0]
@@ -104,13 +161,20 @@ def _layers(source: str | Path | Mapping[str, Any] | None) -> list[tuple[str, Tr
 
 
 def _read(source: str | Path, folder: Path, chain: tuple[str, ...]) -> list[tuple[str, Tree]]:
-    """The layers of a file or recipe, those that it extends first."""
+    """The layers of a file or recipe; the ones that it extends come first."""
     name, path = str(source), folder / source
     if path.is_file():
-        origin, text, inside = name, path.read_text(encoding="utf-8"), path.parent
+        try:
+            origin, text, inside = name, read_text(path), path.parent
+        except FileError as error:
+            raise ConfigError([str(error)]) from error
         identity = str(path.resolve())
     elif name in (recipes := list_recipes()):
-        origin, text, inside = f"recipe {name}", (_RECIPES / f"{name}.yaml").read_text(encoding="utf-8"), folder
+        origin, text, inside = (
+            f"{_RECIPE}{name}",
+            (_RECIPES / f"{name}.yaml").read_text(encoding="utf-8"),
+            folder,
+        )
         identity = f"recipe:{name}"
     else:
         guess = nearest(name, recipes)
@@ -118,16 +182,41 @@ def _read(source: str | Path, folder: Path, chain: tuple[str, ...]) -> list[tupl
         raise ConfigError([f"{name!r} is neither a file nor a recipe; {hint}"])
     if identity in chain:
         raise ConfigError([f"extends: {origin} extends itself, by way of {' -> '.join(chain)}"])
+    if path.suffix in (".sh", ".bash"):
+        return [(origin, parse_overrides(overrides_of(text, origin)))]
+    data = _parsed(origin, text)
+    if path.is_file() and needs_hydra(data, text):
+        return [(origin, compose(path, _parsed_file))]
+    return _with_bases(origin, data, inside, (*chain, identity))
+
+
+def _parsed_file(path: Path) -> tuple[str, Tree]:
+    """A file's text and data."""
+    try:
+        text = read_text(path)
+    except FileError as error:
+        raise ConfigError([str(error)]) from error
+    return text, _parsed(str(path), text)
+
+
+def _parsed(origin: str, text: str) -> Tree:
     try:
         data = parse_yaml(text)
     except yaml.YAMLError as error:
         raise ConfigError([f"{origin} is not YAML: {' '.join(str(error).split())}"]) from error
     if data is not None and not is_tree(data):
-        raise ConfigError([f"{origin} must hold keys and values, got {type(data).__name__}"])
-    return _with_bases(origin, cast(Tree, data or {}), inside, (*chain, identity))
+        raise ConfigError(
+            [
+                f"{origin} must hold keys and values, as in train: {{steps: 10}}, got "
+                f"{type(data).__name__}"
+            ]
+        )
+    return cast(Tree, data or {})
 
 
-def _with_bases(origin: str, data: Tree, folder: Path, chain: tuple[str, ...]) -> list[tuple[str, Tree]]:
+def _with_bases(
+    origin: str, data: Tree, folder: Path, chain: tuple[str, ...]
+) -> list[tuple[str, Tree]]:
     base = data.pop("extends", None)
     if base is None:
         return [(origin, data)]
@@ -137,16 +226,21 @@ def _with_bases(origin: str, data: Tree, folder: Path, chain: tuple[str, ...]) -
 
 
 def _validate(tree: Tree, spelled: Mapping[str, str]) -> tuple[Config | None, list[str]]:
-    """The config, or what is wrong with the tree. Strict: `true` is no number and `"3"` is no integer.
+    """The config, or None, and the problems of the tree. Strict: `true` is not a number and `"3"`
+    is not an integer.
 
-    YAML has lists only, so a list where the schema has a tuple is made one, and the tree is tried again.
+    YAML has no tuples, so a list in place of a tuple is converted, and the tree is validated again.
     """
     while True:
         try:
             return Config.model_validate(tree, strict=True), []
         except ValidationError as error:
             errors = error.errors()
-        lists = [item["loc"] for item in errors if item["type"] == "tuple_type" and isinstance(item["input"], list)]
+        lists = [
+            item["loc"]
+            for item in errors
+            if item["type"] == "tuple_type" and isinstance(item["input"], list)
+        ]
         if not lists:
             break
         for loc in lists:
@@ -168,7 +262,11 @@ def _real_path(tree: Tree, loc: tuple[int | str, ...]) -> tuple[int | str, ...]:
     for part in loc:
         if is_tree(node) and part in node:
             node = node[part]
-        elif isinstance(node, list | tuple) and isinstance(part, int) and part < len(cast("list[Any]", node)):
+        elif (
+            isinstance(node, list | tuple)
+            and isinstance(part, int)
+            and part < len(cast("list[Any]", node))
+        ):
             node = cast("list[Any]", node)[part]
         else:
             break
@@ -182,9 +280,15 @@ def _describe(path: tuple[int | str, ...], items: list[Any], spelled: Mapping[st
         siblings = [name for name in known_fields() if name.startswith("env.")]
         below = ".".join(["env", *(str(part) for part in path[2:])])
         guess = nearest(below, siblings)
-        hint = f". Did you mean {'.'.join(str(part) for part in path[:2])}{guess[3:]}?" if guess else ""
+        hint = (
+            f". Did you mean {'.'.join(str(part) for part in path[:2])}{guess[3:]}?"
+            if guess
+            else ""
+        )
         return f"{dotted}: unknown key{hint}"
-    expected = " or ".join(dict.fromkeys(item["msg"].removeprefix("Value error, ") for item in items))
+    expected = " or ".join(
+        dict.fromkeys(item["msg"].removeprefix("Value error, ") for item in items)
+    )
     source = spelled.get(dotted, dotted)
     written = f" (written as {source})" if source != dotted else ""
     if items[0]["type"] == "value_error":

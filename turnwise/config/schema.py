@@ -1,12 +1,23 @@
-"""The one typed tree that configures a run. Unknown keys are refused; nothing here imports torch.
+# pyright: reportUnknownVariableType=false
+"""The typed tree that configures a run. Refuses unknown keys; does not import torch.
 
-The default of a setting stands here and nowhere else. Code receives the sub-config that it needs, never the tree.
+Defaults are defined here, except those that depend on the model (base.py). Code receives the
+sub-config that it needs, never the whole tree.
 """
 
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    field_validator,
+    model_validator,
+)
+
+from turnwise.user_code import Kind, UnknownNameError, find_part
 
 AlgorithmName = Literal[
     "ppo",
@@ -21,21 +32,47 @@ AlgorithmName = Literal[
     "gspo",
     "cispo",
 ]
+GROUP_RELATIVE = ("grpo", "dr_grpo", "dapo", "rloo", "gigpo", "gspo", "cispo")
+"""Algorithms whose baseline is the group's mean. A group of one has no signal."""
+WITH_CRITIC = ("ppo", "bi_level_gae", "turn_gae")
+"""Algorithms that train a critic besides the policy."""
 Backend = Literal["native", "trl", "verl"]
+
+
+def _own(kind: Kind) -> AfterValidator:
+    """Accepts `module:name` and `file.py:name` without loading them, and a plain name if it is
+    registered."""
+
+    def check(name: str) -> str:
+        if ":" not in name:
+            try:
+                find_part(kind, name)
+            except UnknownNameError as error:
+                raise ValueError(f"file.py:name of your own {kind}") from error
+        return name
+
+    return AfterValidator(check)
+
+
 Isolation = Literal["auto", "inline", "thread", "process"]
 
 
 class Section(BaseModel):
-    """A part of the tree: frozen, unknown keys refused, every field described."""
+    """A section of the config: frozen, refuses unknown keys, documents every field."""
 
     model_config = ConfigDict(
-        extra="forbid", frozen=True, use_attribute_docstrings=True, protected_namespaces=(), allow_inf_nan=False
+        extra="forbid",
+        frozen=True,
+        use_attribute_docstrings=True,
+        protected_namespaces=(),
+        allow_inf_nan=False,
     )
 
 
 class LoraConfig(Section):
     rank: int = Field(default=0, ge=0)
-    """0: no LoRA. Otherwise the adapters' rank; the frozen base then serves as the reference policy."""
+    """0: no LoRA. Otherwise the adapters' rank; the frozen base then serves as the reference
+    policy."""
     alpha: float = 32.0
     """Scale of the adapters (alpha / rank multiplies them)."""
     dropout: float = Field(default=0.0, ge=0.0, lt=1.0)
@@ -50,17 +87,28 @@ class EmbeddedConfig(Section):
     num_layers: int = Field(default=2, ge=1)
     num_heads: int = Field(default=4, ge=1)
     warmstart_episodes: int = Field(default=2000, ge=0)
-    """Transcripts of a random legal player to imitate first, so that the model knows the format and nothing else."""
+    """Transcripts of a random legal player that the model imitates before training. They teach the
+    format only."""
     warmstart_epochs: int = Field(default=2, ge=0)
     warmstart_lr: float = Field(default=3e-3, gt=0)
     warmstart_observations: bool = False
-    """Imitate the environment's messages too, not the replies alone: the model learns what an action does, and still
-    nothing about winning."""
+    """Imitate the environment's messages too, not only the replies: the model learns the effect of
+    each action, but not how to win."""
+
+    @model_validator(mode="after")
+    def _divides(self) -> "EmbeddedConfig":
+        if self.hidden_size % self.num_heads:
+            raise ValueError(
+                f"hidden_size must be a multiple of num_heads, got {self.hidden_size} and "
+                f"{self.num_heads}"
+            )
+        return self
 
 
 class ModelConfig(Section):
     path: str | None = None
-    """A Hugging Face model: a directory or a hub name. None: the embedded small model, built locally."""
+    """A Hugging Face model: a directory or a hub name. None: the embedded small model, built
+    locally."""
     gguf_file: str | None = None
     """Name of a GGUF file inside `path`, to load and dequantise."""
     tokenizer: str | None = None
@@ -68,21 +116,25 @@ class ModelConfig(Section):
     chat_template: str | None = None
     """A Jinja template, or the path of one, in place of the tokenizer's own."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    """Precision of the weights in use. auto: bfloat16 on CUDA, float32 on the CPU. What learns has float32 masters."""
+    """Precision of the weights in use. auto: bfloat16 on CUDA, float32 on the CPU. Trained weights
+    have float32 master copies."""
     gradient_checkpointing: Literal["auto"] | bool = "auto"
-    """Keep only each layer's input and run layers again in the backward pass. auto: on CUDA where memory needs it."""
+    """Keep only each layer's input and run layers again in the backward pass. auto: on CUDA, if
+    memory is short."""
     trust_remote_code: bool = False
     critic: Literal["separate", "shared"] = "separate"
-    """The value head sits on a trunk of its own, or shares the policy's."""
+    """The value head has its own trunk, or shares the policy's."""
     lora: LoraConfig = LoraConfig()
     embedded: EmbeddedConfig = EmbeddedConfig()
 
 
 class FormatConfig(Section):
-    """How actions must be written, and what a badly formed reply costs. Never changes what the model said."""
+    """The format of actions, and the penalty for a malformed reply. Never changes the model's
+    text."""
 
     style: Literal["answer", "raw"] = "answer"
-    """answer: <answer>a || b</answer>, with <think>..</think> before it where `think` is on. raw: the whole reply."""
+    """answer: <answer>a || b</answer>, with <think>..</think> before it if `think` is on. raw: the
+    whole reply."""
     think: bool = True
     """Ask for, and require, <think>..</think> before the answer."""
     action_sep: str = "||"
@@ -90,27 +142,33 @@ class FormatConfig(Section):
     max_actions_per_turn: int = Field(default=5, ge=1)
     """Actions beyond this many in one reply are not played."""
     format_penalty: float = Field(default=-0.1, le=0.0)
-    """Added to the reward of a turn whose reply has no legal action in the asked form."""
+    """Added to the reward of a turn whose reply has no legal action in the required format."""
     reminder: Literal["invalid", "always", "never"] = "invalid"
-    """When a user message repeats the asked form: after a badly formed reply, in every turn, or never."""
+    """When a user message repeats the required format: after a malformed reply, in every turn, or
+    never."""
     spell_out: bool = False
-    """The asked form shows every legal reply, as in <answer>up</answer> or <answer>down</answer>: small models copy.
-    Where any text is legal, the form is left out and the instruction has to show it."""
+    """Show every legal reply in the format reminder, as in <answer>up</answer> or
+    <answer>down</answer>: small models copy. If any text is legal, there is no reminder and the
+    instruction has to show the format."""
 
 
 class ShapingConfig(Section):
     turn_cost: float = Field(default=0.0, le=0.0)
     """Added to every turn's reward."""
     potential_coef: float = Field(default=0.0, ge=0.0)
-    """Weight of potential-based shaping, for environments that have a `potential()`."""
+    """Weight of potential-based shaping, for environments with a `potential()`."""
     potential_gamma: float = Field(default=1.0, gt=0.0, le=1.0)
-    """Discount of the next state's potential. The best policy stays the best where this is the turn-level discount."""
+    """Discount of the next state's potential. Shaping preserves the optimal policy if this is the
+    turn-level discount."""
     normalize: Literal["none", "state", "batch", "running"] = "none"
     """Normalise rewards by the statistics of a group, of the batch, or of the run so far."""
     normalize_std: bool = True
-    """Divide by the standard deviation too, besides subtracting the mean."""
+    """Divide by the standard deviation as well as subtracting the mean."""
     clip: float | None = Field(default=None, gt=0.0)
     """Clip each turn's reward to [-clip, clip]."""
+    function: str | None = None
+    """Your own shaper, as file.py:function or a registered name. Its result is added to every
+    turn's reward, after the clip."""
 
 
 class EnvConfig(Section):
@@ -129,27 +187,34 @@ class EnvConfig(Section):
     system_prompt: str | None = None
     """Replaces the environment's own instruction."""
     single_turn: bool | None = None
-    """None: found out from the environment."""
+    """None: determined by the environment."""
 
 
 class GroupsConfig(Section):
-    """Which episodes one rollout plays: `env_groups` groups of `group_size` members, divided among tags."""
+    """The episodes of one rollout: `env_groups` groups of `group_size` members, divided among
+    tags."""
 
     env_groups: int = Field(default=8, ge=1)
     """Groups per rollout. A group shares its task and initial state."""
     group_size: int = Field(default=16, ge=1)
     """Episodes per group."""
     tags: tuple[str, ...] = ()
-    """Names of entries of `envs`, or registered environment names. Empty: the environment of `env`."""
+    """Names of entries of `envs`, or registered environment names. Empty: the environment of
+    `env`."""
     n_groups: tuple[int, ...] = ()
     """Groups per tag; adds up to env_groups. Empty: divided evenly."""
 
     @model_validator(mode="after")
     def _consistent(self) -> "GroupsConfig":
         if self.n_groups and len(self.n_groups) != len(self.tags):
-            raise ValueError(f"n_groups has one number per tag, got {len(self.n_groups)} for {len(self.tags)} tags")
+            raise ValueError(
+                f"n_groups has one number per tag, got {len(self.n_groups)} for {len(self.tags)} "
+                "tags"
+            )
         if self.n_groups and sum(self.n_groups) != self.env_groups:
-            raise ValueError(f"n_groups must add up to env_groups = {self.env_groups}, got {sum(self.n_groups)}")
+            raise ValueError(
+                f"n_groups must add up to env_groups = {self.env_groups}, got {sum(self.n_groups)}"
+            )
         return self
 
 
@@ -161,12 +226,13 @@ class RolloutConfig(Section):
     train: GroupsConfig = GroupsConfig()
     val: GroupsConfig = GroupsConfig.model_validate(HELD_OUT)
     window: Literal["full", "last_k", "single_turn"] = "full"
-    """What of the conversation the model sees: everything; the last `window_turns` turns; only the current state."""
+    """The part of the conversation that the model sees: everything; the last `window_turns` turns;
+    only the current state."""
     window_turns: int = Field(default=3, ge=1)
     max_response_tokens: int = Field(default=256, ge=1)
     """Tokens per reply."""
     max_context: int | None = Field(default=None, ge=2)
-    """Tokens per context, prompt and replies together. None: what the model can hold."""
+    """Tokens per context, prompt and replies together. None: the model's limit."""
     temperature: float = Field(default=1.0, ge=0.0)
     top_k: int = Field(default=0, ge=0)
     """Refused in training: it changes the sampled distribution but not the scored one."""
@@ -177,12 +243,17 @@ class RolloutConfig(Section):
     stop: tuple[str, ...] = ()
     """Strings that end a reply, besides the end-of-turn token."""
     response_prefix: str = ""
-    """Text that every reply begins with, as in <answer>. It is part of the prompt: never sampled and never trained on.
-    Environments read it together with the reply."""
+    """Text that every reply begins with, such as <answer>. It is part of the prompt: never sampled
+    and never trained on. Environments receive it with the reply."""
+    break_control: Literal["observations", "all", "none"] = "observations"
+    """Where control strings of the chat template, such as </think> and <tool_call>, are prevented
+    from becoming control tokens: in messages of environments and tools; in system messages too;
+    nowhere. Special tokens, such as the end of a turn, are always prevented."""
     slots: int = Field(default=64, ge=1)
     """Sequences that the in-process engine decodes at once."""
     isolation: Isolation = "auto"
-    """Where environments run. auto: inline where a step is cheap (measured), else in worker processes."""
+    """Where environments run. auto: inline if a step is cheap (measured), else in worker
+    processes."""
     num_workers: int = Field(default=2, ge=1)
     """Threads or worker processes for environments."""
     reset_timeout: float = Field(default=60.0, gt=0.0)
@@ -191,29 +262,39 @@ class RolloutConfig(Section):
     """Seconds for a step."""
     generate_timeout: float = Field(default=600.0, gt=0.0)
     """Seconds for one reply of the model."""
+    stall_timeout: float = Field(default=120.0, gt=0.0)
+    """Seconds without a turn or an episode after which a rollout says what it waits for."""
     worker_envs: int | None = Field(default=None, ge=1)
-    """Environments that one worker process holds at once; further episodes wait. None: 64, or all in lockstep."""
+    """Environments per worker process at once; further episodes wait. None: 64, or all in
+    lockstep."""
     worker_memory_mb: int | None = Field(default=None, ge=64)
     """Memory limit of one worker process."""
     retries: int = Field(default=1, ge=0)
-    """How often a failed episode is started anew with a fresh environment."""
+    """How often a failed episode is restarted with a fresh environment."""
     on_failure: Literal["drop", "drop_group"] = "drop"
-    """drop: a failed episode leaves its group smaller. drop_group: its group goes with it. It is never a reward."""
+    """drop: drop a failed episode. drop_group: drop its whole group. A failure never becomes a
+    reward."""
     min_group_size: int = Field(default=2, ge=1)
-    """A group with fewer members left than this is dropped whole (one member is enough where group_size is 1)."""
+    """A group with fewer members left than this is dropped (one member is enough if group_size is
+    1)."""
     agent: str = "default"
-    """A registered agent class (`@register_agent`): what stands between an environment and the model."""
+    """The agent class between an environment and the model: registered (`@register_agent`) or
+    file.py:Class."""
+    generator: str | None = None
+    """A function that creates the generator for training, as file.py:function or a registered name.
+    None: turnwise's own generator."""
 
     @field_validator("val", mode="before")
     @classmethod
     def _held_out(cls, value: Any) -> Any:
-        """Where some keys of `val` are given, the others keep the defaults of `val`."""
+        """If only some keys of `val` are given, the others keep the defaults of `val`."""
         return {**HELD_OUT, **value} if isinstance(value, Mapping) else value
 
 
 class AlgoConfig(Section):
-    name: AlgorithmName = "bi_level_gae"
-    """Preset of advantage, ratio, surrogate and reduction; the fields below refine it."""
+    name: AlgorithmName | Annotated[str, _own("algorithm")] = "bi_level_gae"
+    """Preset of advantage, ratio, surrogate and reduction; the fields below refine it. Or your own
+    advantage estimator, as file.py:function or a registered name."""
     gamma: float = Field(default=1.0, gt=0.0, le=1.0)
     """Token-level discount."""
     lam: float = Field(default=1.0, ge=0.0, le=1.0)
@@ -223,7 +304,7 @@ class AlgoConfig(Section):
     high_level_lam: float | None = Field(default=None, ge=0.0, le=1.0)
     """Turn-level lambda. None: the same as lam."""
     turn_value: Literal["last", "first"] = "last"
-    """Bi-level GAE: the token of a turn whose value stands for the turn."""
+    """Bi-level GAE: which token's value is used as the value of the turn."""
     last_token: Literal["replace", "add"] = "replace"
     """Bi-level GAE: the turn's advantage replaces the last token's delta, or is added to it."""
     whiten: bool | None = None
@@ -237,7 +318,7 @@ class AlgoConfig(Section):
     value_clip: float | None = Field(default=0.2, gt=0.0)
     """Clip range of the value loss. None: off."""
     value_coef: float = Field(default=0.5, ge=0.0)
-    """Weight of the value loss where the critic shares the policy's trunk."""
+    """Weight of the value loss if the critic shares the policy's trunk."""
     entropy_coef: float = 0.0
     kl_coef: float = Field(default=0.0, ge=0.0)
     """Weight of the KL to the reference policy. 0: no reference model is kept."""
@@ -245,44 +326,57 @@ class AlgoConfig(Section):
     kl_in: Literal["loss", "reward"] = "loss"
     kl_target: float | None = Field(default=None, gt=0.0)
     """Adapt kl_coef towards this KL. None: fixed."""
-    reduction: Literal["token_mean", "episode_mean", "sequence_mean", "token_sum_norm"] | None = None
+    reduction: Literal["token_mean", "episode_mean", "sequence_mean", "token_sum_norm"] | None = (
+        None
+    )
     """None: the preset's choice."""
     norm_tokens: float = Field(default=1024.0, gt=0.0)
-    """What token_sum_norm divides by: a constant, as Dr.GRPO has it. It scales the loss, and nothing else."""
-    surrogate: Literal["clip", "cispo", "policy_gradient"] | None = None
-    """What of the ratio the gradient sees. None: the preset's choice."""
+    """The constant that token_sum_norm divides by, as in Dr.GRPO. It only scales the loss."""
+    surrogate: Literal["clip", "cispo", "policy_gradient"] | Annotated[str, _own("loss")] | None = (
+        None
+    )
+    """How the ratio enters the gradient, or your own loss per token, as file.py:function or a
+    registered name. None: the preset's choice."""
     ratio_level: Literal["token", "sequence"] | None = None
     """One importance ratio per token, or one per sequence (GSPO). None: the preset's choice."""
     tis_cap: float | None = Field(default=None, gt=0.0)
-    """Truncated importance sampling between sampler and trainer. None: off unless the sampler is another engine."""
+    """Cap of truncated importance sampling between sampler and trainer. None: off, unless the
+    sampler is another engine."""
     singleton: Literal["error", "zero"] = "error"
-    """A group of one has no baseline: refuse it, or give it zero advantage and count it."""
+    """A group of one has no baseline: raise an error, or set its advantage to zero and count it."""
     filter: Literal["none", "variance_top_p", "variance_top_k", "dynamic"] = "none"
     """Which groups are trained on, by the variance of their episodes' rewards."""
     filter_keep: float = Field(default=1.0, gt=0.0, le=1.0)
     """Share of the variance (top_p) or of the groups (top_k) to keep."""
     gigpo_weight: float = Field(default=1.0, ge=0.0)
     """Weight of GiGPO's step advantage."""
+    gigpo_std: bool = True
+    """GiGPO: divide by the standard deviation too, besides subtracting the mean."""
 
 
 class TrainConfig(Section):
     multi_turn: bool = True
     """False: single-turn, also on plain prompts from a file."""
     max_turn: int = Field(default=5, ge=1)
-    """Turns per episode, where the environment has no limit of its own."""
+    """Turns per episode, unless the environment has its own limit."""
     steps: int = Field(default=100, ge=1)
     """Rollout-and-update iterations."""
     max_minutes: float | None = Field(default=None, gt=0.0)
-    """No further step once the run has lasted so long; it then ends as after its last one. None: no limit."""
+    """Start no further step after this many minutes; the run then ends as after its last step.
+    None: no limit."""
+    time_limit: float | None = Field(default=None, gt=0.0)
+    """Minutes after which the run stops as on SIGTERM: it writes a checkpoint and a report and
+    prints the command to resume, without the last evaluation. None: no limit."""
     epochs: int = Field(default=1, ge=1)
     """Passes over each rollout."""
     mini_batches: int = Field(default=1, ge=1)
-    """Optimizer steps per pass; a group's episodes may be in different ones."""
+    """Optimizer steps per pass. A group's episodes may be in different mini-batches."""
     micro_batch_tokens: Literal["auto"] | Annotated[int, Field(ge=1)] = "auto"
-    """Tokens per forward and backward pass, padding counted unless rows are packed. Changes memory, never the result.
-    auto: what memory allows on CUDA, 16384 elsewhere."""
+    """Tokens per forward and backward pass, including padding unless rows are packed. Changes
+    memory, never the result. auto: as many as fit in memory on CUDA, 16384 elsewhere."""
     packing: Literal["auto"] | bool = "auto"
-    """Train on rows laid end to end, without padding. auto: on CUDA, where the model's attention allows it."""
+    """Concatenate rows instead of padding them. auto: on CUDA, if the model's attention allows
+    it."""
     lr: float = Field(default=1e-6, gt=0.0)
     critic_lr: float = Field(default=1e-5, gt=0.0)
     weight_decay: float = Field(default=0.0, ge=0.0)
@@ -290,24 +384,28 @@ class TrainConfig(Section):
     schedule: Literal["constant", "linear", "cosine"] = "constant"
     warmup_steps: int = Field(default=0, ge=0)
     critic_warmup: int = Field(default=0, ge=0)
-    """Steps in which only the critic learns."""
+    """Steps that train only the critic."""
     max_grad_norm: float = Field(default=1.0, gt=0.0)
     target_kl: float | None = Field(default=None, gt=0.0)
-    """Stop a step's remaining epochs once the policy moved this far."""
+    """Skip a step's remaining epochs once the approximate KL to the sampling policy exceeds
+    this."""
     max_idle_steps: int = Field(default=10, ge=1)
-    """Stop after so many steps in a row in which no group differed in reward, so that there was nothing to learn."""
+    """Stop after this many consecutive steps in which no group differed in reward (no learning
+    signal)."""
     device: str = "auto"
     """auto, cpu, cuda or cuda:N."""
     deterministic: bool | None = None
-    """Reproducible to the bit. None: on where it is possible (the CPU)."""
+    """Bitwise reproducible. None: on where possible (the CPU)."""
     compile: bool = False
-    """On CUDA, compile the layers for the update, and for decoding where a model has no fused pass. Takes a while."""
+    """On CUDA, compile the layers for the update, and for decoding if the model has no fused pass.
+    The first step takes longer."""
     max_gap: float = Field(default=0.1, gt=0.0)
-    """Largest mean gap between the sampler's and the trainer's log-probs at step 0 of an update; beyond it, stop."""
+    """Largest allowed mean gap between the sampler's and the trainer's log-probs at step 0 of an
+    update. Above it, the run stops."""
 
     @property
     def token_limit(self) -> int:
-        """micro_batch_tokens as a number, for where no memory is planned."""
+        """micro_batch_tokens as a number, where no memory plan is made."""
         return 16384 if self.micro_batch_tokens == "auto" else self.micro_batch_tokens
 
 
@@ -315,11 +413,13 @@ class DataConfig(Section):
     """Plain prompts for single-turn training without an environment."""
 
     prompts: str | None = None
-    """A JSONL file; each line has a prompt (text or messages) and whatever the reward needs."""
+    """A JSONL file. Each line has a prompt (text or messages) and the columns that the reward
+    needs."""
     prompt_column: str = "prompt"
     answer_column: str = "answer"
     reward: str | None = None
-    """The reward function, as module:function; called with prompt, completion and the line's other columns."""
+    """The reward function, as module:function; called with prompt, completion and the line's other
+    columns."""
     val_fraction: float = Field(default=0.1, ge=0.0, lt=1.0)
 
 
@@ -331,46 +431,59 @@ class EvalConfig(Section):
     before: bool = True
     after: bool = True
     baselines: bool | None = None
-    """Play the held-out tasks with a random player, the best blind player and an expert too, where the environment has
+    """Also evaluate a random player, the best blind player and an expert, if the environment has
     them. None: for the environments that come with turnwise."""
 
 
 class LogConfig(Section):
     dir: str = "runs"
-    """Run directories are made in here."""
+    """Parent folder of the run directories."""
     name: str | None = None
     """Name of the run directory. None: made from the environment, the algorithm and the seed."""
     project: str = "turnwise"
-    """The project under which trackers list the run."""
+    """The project name in trackers."""
     trackers: tuple[Literal["tensorboard", "wandb", "mlflow", "trackio"], ...] = ()
     episodes_every: int = Field(default=1, ge=0)
     """Store the episodes of every n-th step. 0: none."""
     credit: bool = True
-    """Store advantages, values and log-prob gaps per token beside the episodes."""
+    """Store advantages, values and log-prob gaps per token with the episodes."""
+    callbacks: tuple[str, ...] = ()
+    """Your own callbacks (`turnwise.Callback`), as file.py:Class or registered names."""
     report: bool = True
-    """Write report.html at the end."""
+    """Write report.html during the run and at its end."""
+
+    @field_validator("name")
+    @classmethod
+    def _one_folder(cls, value: str | None) -> str | None:
+        if value is not None and (not value.strip(". ") or "/" in value or "\\" in value):
+            raise ValueError(
+                f"names one folder, without slashes, got {value!r}; set log.dir to the parent "
+                "folder"
+            )
+        return value
 
 
 class CheckpointConfig(Section):
     every: int = Field(default=50, ge=0)
     """Steps between checkpoints. 0: only the last."""
     keep: int = Field(default=2, ge=1)
-    """How many are kept."""
+    """How many checkpoints to keep."""
     write: bool = True
-    """False: none at all, so the run cannot be resumed. For trials of large models, whose states fill a disk."""
+    """False: write no checkpoints, so the run cannot be resumed. For trials of large models, whose
+    checkpoints fill a disk."""
 
 
 class Config(Section):
     """A whole run."""
 
     seed: int = Field(default=0, ge=0)
-    """Every stream of randomness is derived from it."""
+    """All randomness is derived from it."""
     backend: Backend = "native"
     model: ModelConfig = ModelConfig()
     env: EnvConfig = EnvConfig()
-    """The environment, where there is one kind."""
+    """The environment, if the run has only one."""
     envs: dict[str, EnvConfig] = Field(default_factory=dict[str, EnvConfig])
-    """Environments by tag, where a run mixes several."""
+    """Environments by tag, if the run mixes several."""
     rollout: RolloutConfig = RolloutConfig()
     algo: AlgoConfig = AlgoConfig()
     train: TrainConfig = TrainConfig()
@@ -388,7 +501,7 @@ class Config(Section):
         for backend, extra in (("trl", self.trl), ("verl", self.verl)):
             if extra and self.backend != backend:
                 raise ValueError(
-                    f"settings under '{backend}' mean nothing to backend {self.backend!r}; "
+                    f"settings under '{backend}' are not used by backend {self.backend!r}; "
                     f"remove them or set backend: {backend}"
                 )
         return self

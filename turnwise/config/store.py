@@ -1,17 +1,29 @@
-"""ConfigStore: a config to be filled in by attribute, for code that assembles its settings step by step."""
+# pyright: reportUnknownVariableType=false
+"""ConfigStore: a config that is set attribute by attribute."""
 
 from collections.abc import Iterator, MutableMapping
 from typing import Any, cast
 
-from turnwise.config.dialects.keys import RULES, No
+from turnwise.config.dialects.keys import RULES
+from turnwise.config.dialects.rules import No
 from turnwise.config.dialects.translate import target_of
 from turnwise.config.load import load_config
 from turnwise.config.schema import Config
-from turnwise.config.tree import Tree, get_path, has_path, is_tree, known_fields, nearest, section_of, set_path
+from turnwise.config.tree import (
+    Tree,
+    get_path,
+    has_path,
+    is_tree,
+    known_fields,
+    nearest,
+    section_of,
+    set_path,
+)
 
 
 class StoreSection(MutableMapping[str, Any]):
-    """One part of a ConfigStore. Attributes and items are the same; only what was set is iterated over."""
+    """A section of a ConfigStore. Attributes and items are the same; iteration covers only keys
+    that were set."""
 
     __slots__ = ("_path", "_store")
 
@@ -48,7 +60,11 @@ class StoreSection(MutableMapping[str, Any]):
         return f"{type(self).__name__}({self._path!r}, {self._own()!r})"
 
     def _own(self) -> Tree:
-        return cast(Tree, get_path(self._store.tree, self._path) or {}) if self._path else self._store.tree
+        return (
+            cast(Tree, get_path(self._store.tree, self._path) or {})
+            if self._path
+            else self._store.tree
+        )
 
     def _join(self, name: str) -> str:
         return f"{self._path}.{name}" if self._path else name
@@ -57,8 +73,8 @@ class StoreSection(MutableMapping[str, Any]):
 class ConfigStore(StoreSection):
     """A config under construction: `config.training.num_epochs = 10`, then `to_config()`.
 
-    It knows our own names and those of dialects.py; any other attribute is refused at once, with the nearest name.
-    A setting that was not set reads as its default.
+    Accepts turnwise's names and those in dialects/keys.py; any other attribute raises an error that
+    suggests the nearest name. An unset setting reads as its default.
 
     Example:
         >>> config = ConfigStore()
@@ -74,7 +90,8 @@ class ConfigStore(StoreSection):
         super().__init__(self, "")
 
     def to_config(self) -> Config:
-        """The typed, frozen config. Raises ConfigError where settings are wrong or contradict each other."""
+        """The typed, frozen config. Raises ConfigError if settings are wrong or contradict each
+        other."""
         return load_config(self.tree)
 
     def read(self, path: str) -> Any:
@@ -88,21 +105,25 @@ class ConfigStore(StoreSection):
             return get_path(self.tree, path)
         target = path if field is not None else target_of(path)
         if target is None:
-            raise AttributeError(_unknown(path) if path not in RULES else f"{path} was not set and has no default")
+            raise AttributeError(
+                _unknown(path) if path not in RULES else f"{path} was not set and has no default"
+            )
         resolved = self.to_config().model_dump()
         if not has_path(resolved, target):
             raise AttributeError(f"{path} was not set and has no default")
         return get_path(resolved, target)
 
     def write(self, path: str, value: Any) -> None:
-        """Sets a leaf, or every leaf of a mapping for a section."""
+        """Sets a leaf, or every leaf of a section from a mapping."""
         rule = RULES.get(path)
         if isinstance(rule, No):
-            raise AttributeError(f"{path} means nothing here: {rule.why}")
+            raise AttributeError(f"{path} is not supported: {rule.why}")
         field = known_fields().get(path)
         section = (field is not None and section_of(field) is not None) or _opens(path)
         if section and not is_tree(value):
-            raise AttributeError(f"{path} is a section: set its attributes, or assign a mapping; got {value!r}")
+            raise AttributeError(
+                f"{path} is a section: set its attributes, or assign a mapping; got {value!r}"
+            )
         if section:
             for name, inner in value.items():
                 self.write(f"{path}.{name}", inner)

@@ -1,6 +1,6 @@
-"""Small tools on nested dicts with dotted paths, and what the schema knows about each path."""
+"""Functions on nested dicts with dotted paths, and the schema's fields by path."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from difflib import SequenceMatcher
 from functools import cache
 from typing import Any, cast
@@ -13,7 +13,7 @@ Tree = dict[str, Any]
 
 
 class ConfigError(ValueError):
-    """A config that cannot be used. Lists every problem that was found, not only the first.
+    """An invalid config. Lists every problem, not only the first.
 
     Example:
         >>> ConfigError(["train.lr: must be above 0, got -1"]).problems
@@ -23,16 +23,22 @@ class ConfigError(ValueError):
     def __init__(self, problems: Iterable[str]) -> None:
         self.problems = tuple(dict.fromkeys(problems))
         count = f"{len(self.problems)} problem" + "s" * (len(self.problems) != 1)
-        super().__init__(f"the config has {count}:\n" + "\n".join(f"  - {text}" for text in self.problems))
+        super().__init__(
+            f"the config has {count}:\n" + "\n".join(f"  - {text}" for text in self.problems)
+        )
+
+
+class ConfigWarning(UserWarning):
+    """Keys of other projects that were taken without the effect that they have there."""
 
 
 def is_tree(value: object) -> bool:
-    """True where the value is a mapping, so that dotted paths lead into it."""
+    """True if the value is a mapping, so that dotted paths can go through it."""
     return isinstance(value, Mapping)
 
 
 def get_path(tree: Mapping[str, Any], path: str) -> Any:
-    """The value at a dotted path, or None where nothing is set.
+    """The value at a dotted path, or None if it is not set.
 
     Example:
         >>> get_path({"train": {"lr": 0.1}}, "train.lr"), get_path({}, "train.lr")
@@ -47,7 +53,7 @@ def get_path(tree: Mapping[str, Any], path: str) -> Any:
 
 
 def has_path(tree: Mapping[str, Any], path: str) -> bool:
-    """True where something is set at a dotted path, be it None.
+    """True if a value, even None, is set at a dotted path.
 
     Example:
         >>> has_path({"log": {"name": None}}, "log.name"), has_path({"log": {}}, "log.name")
@@ -59,7 +65,7 @@ def has_path(tree: Mapping[str, Any], path: str) -> bool:
 
 
 def set_path(tree: Tree, path: str, value: Any) -> None:
-    """Sets the value at a dotted path, in place; what stood in the way is replaced.
+    """Sets the value at a dotted path, in place. A parent that is not a mapping is replaced.
 
     Example:
         >>> tree = {}
@@ -76,13 +82,16 @@ def set_path(tree: Tree, path: str, value: Any) -> None:
 
 
 def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> Tree:
-    """A new tree in which `over` wins. Mappings are merged, everything else (lists too) is replaced.
+    """A new tree in which `over` wins. Mappings are merged, everything else (lists too) is
+    replaced.
 
     Example:
         >>> merge({"a": {"x": 1, "y": [1, 2]}}, {"a": {"y": [3]}})
         {'a': {'x': 1, 'y': [3]}}
     """
-    merged: Tree = {key: merge(value, {}) if is_tree(value) else value for key, value in base.items()}
+    merged: Tree = {
+        key: merge(value, {}) if is_tree(value) else value for key, value in base.items()
+    }
     for key, value in over.items():
         old = merged.get(key)
         if is_tree(value):
@@ -92,8 +101,10 @@ def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> Tree:
     return merged
 
 
-def iter_fields(section: type[Section] = Config, prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
-    """Every setting of the schema as (dotted path, field), sections before what they hold.
+def iter_fields(
+    section: type[Section] = Config, prefix: str = ""
+) -> Iterator[tuple[str, FieldInfo]]:
+    """Every setting of the schema as (dotted path, field); a section comes before its fields.
 
     Example:
         >>> [path for path, _ in iter_fields()][:3]
@@ -107,7 +118,7 @@ def iter_fields(section: type[Section] = Config, prefix: str = "") -> Iterator[t
 
 
 def section_of(field: FieldInfo) -> type[Section] | None:
-    """The section class of a field that is a section, else None."""
+    """The section class of a field, or None if the field is not a section."""
     kind = field.annotation
     return kind if isinstance(kind, type) and issubclass(kind, Section) else None
 
@@ -118,8 +129,21 @@ def known_fields() -> Mapping[str, FieldInfo]:
     return dict(iter_fields())
 
 
+def differences(configs: Sequence[Config]) -> dict[str, list[Any]]:
+    """Key -> its value in every config, in their order, for the keys in which they differ.
+
+    Example:
+        >>> differences([Config(), Config(seed=1)])
+        {'seed': [0, 1]}
+    """
+    trees = [config.model_dump(mode="json") for config in configs]
+    leaves = [path for path, field in known_fields().items() if section_of(field) is None]
+    values = {path: [get_path(tree, path) for tree in trees] for path in leaves}
+    return {path: found for path, found in values.items() if any(v != found[0] for v in found)}
+
+
 def default_at(path: str) -> Any:
-    """The value that a key has where nobody sets it.
+    """The default of a key.
 
     Example:
         >>> default_at("rollout.train.group_size"), default_at("rollout.val.group_size")
@@ -128,8 +152,14 @@ def default_at(path: str) -> Any:
     return get_path(Config().model_dump(), path)
 
 
+def alike(one: str, other: str) -> float:
+    """How much two words are alike; 1: equal."""
+    return SequenceMatcher(None, one, other).ratio()
+
+
 def nearest(path: str, candidates: Iterable[str]) -> str | None:
-    """The candidate most like a mistyped path: first among its siblings, then anywhere. None: nothing is alike.
+    """The candidate most similar to a mistyped path; siblings are preferred. None: no candidate is
+    similar enough.
 
     Example:
         >>> nearest("train.max_tun", ["train.max_turn", "train.steps", "env.max_turn"])
@@ -138,12 +168,12 @@ def nearest(path: str, candidates: Iterable[str]) -> str | None:
         'train.max_turn'
     """
     parent, _, leaf = path.rpartition(".")
-    best, best_score = None, 0.7
+    best, best_score = None, 0.75
     for candidate in candidates:
         other_parent, _, other_leaf = candidate.rpartition(".")
-        by_leaf = SequenceMatcher(None, leaf, other_leaf).ratio()
+        by_leaf = alike(leaf, other_leaf)
         score = by_leaf + 0.1 if parent == other_parent else 0.9 * by_leaf
-        score = max(score, SequenceMatcher(None, path, candidate).ratio())
+        score = max(score, alike(path, candidate))
         if score > best_score:
             best, best_score = candidate, score
     return best

@@ -1,7 +1,9 @@
-"""YAML in and out with YAML 1.2's scalars: `5e-7` is a number, `no` and `12:30` are text, doubled keys an error."""
+# pyright: reportUnknownMemberType=false
+"""Reads and writes YAML with YAML 1.2's scalars: `5e-7` is a number, `no` and `12:30` are text.
+Duplicate keys are an error."""
 
 import re
-from typing import Any
+from typing import Any, cast
 
 import yaml
 
@@ -10,6 +12,7 @@ _INT = re.compile(r"^[-+]?[0-9]+$")
 _FLOAT = re.compile(
     r"^(?:[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN))$"
 )
+MAX_NODES, MAX_DEPTH = 1_000_000, 100
 _NULL = re.compile(r"^(?:~|null|Null|NULL|)$")
 _MERGE = re.compile(r"^(?:<<)$")
 _SCALARS = (
@@ -24,6 +27,16 @@ _SCALARS = (
 class _Loader(yaml.SafeLoader):
     yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}  # noqa: RUF012 - PyYAML's own protocol
 
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        """The node's value. PyYAML raises plain ValueErrors for bad scalars; this adds line and
+        column."""
+        try:
+            return cast(Any, super()).construct_object(node, deep=deep)
+        except (ValueError, TypeError, LookupError, AttributeError) as error:
+            raise yaml.constructor.ConstructorError(
+                None, None, f"invalid value: {error}", node.start_mark
+            ) from None
+
 
 class _Dumper(yaml.SafeDumper):
     yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}  # noqa: RUF012 - PyYAML's own protocol
@@ -33,7 +46,7 @@ class _Dumper(yaml.SafeDumper):
 
 
 def _plain_int(loader: _Loader, node: yaml.ScalarNode) -> int:
-    # PyYAML's own reads a leading zero as octal.
+    # PyYAML's own constructor reads a leading zero as octal.
     return int(str(loader.construct_scalar(node)))
 
 
@@ -42,7 +55,9 @@ def _mapping(loader: _Loader, node: yaml.MappingNode) -> dict[Any, Any]:
     for key, _ in node.value:
         if isinstance(key, yaml.ScalarNode) and key.value != "<<":
             if key.value in seen:
-                raise yaml.constructor.ConstructorError(None, None, f"key {key.value!r} is given twice", key.start_mark)
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"key {key.value!r} is given twice", key.start_mark
+                )
             seen.add(key.value)
     loader.flatten_mapping(node)
     return loader.construct_mapping(node, deep=True)
@@ -56,17 +71,41 @@ _Loader.add_constructor("tag:yaml.org,2002:map", _mapping)
 
 
 def parse_yaml(text: str) -> Any:
-    """What the text says. Raises yaml.YAMLError, with line and column, where it is not YAML.
+    """The parsed data. Raises yaml.YAMLError, with line and column, if the text is not YAML, or if
+    it expands to too many values: nested aliases grow exponentially.
 
     Example:
         >>> parse_yaml("{lr: 5e-7, tags: [a, no], on: true, n: -3}")
         {'lr': 5e-07, 'tags': ['a', 'no'], 'on': True, 'n': -3}
     """
-    return yaml.load(text, Loader=_Loader)  # a SafeLoader: constructs plain data only
+    try:
+        data = yaml.load(text, Loader=_Loader)  # a SafeLoader: constructs plain data only
+    except RecursionError:
+        raise yaml.YAMLError(f"it nests deeper than {MAX_DEPTH} levels") from None
+    _refuse_too_much(data)
+    return data
+
+
+def _refuse_too_much(data: Any) -> None:
+    """Counts values as a reader sees them: a list with several aliases counts several times."""
+    level, count = [data], 0
+    for _ in range(MAX_DEPTH):
+        count += len(level)
+        if not level:
+            return
+        if count > MAX_NODES:
+            raise yaml.YAMLError(f"it expands to more than {MAX_NODES} values")
+        below: list[Any] = []
+        for node in level:
+            below += (
+                node.values() if isinstance(node, dict) else node if isinstance(node, list) else ()
+            )
+        level = below
+    raise yaml.YAMLError(f"it nests deeper than {MAX_DEPTH} levels")
 
 
 def dump_yaml(data: Any) -> str:
-    """The data as YAML that `parse_yaml` reads back as it was.
+    """The data as YAML that `parse_yaml` reads back unchanged.
 
     Example:
         >>> print(dump_yaml({"lr": 5e-7, "name": "5e-7"}), end="")
