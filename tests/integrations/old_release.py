@@ -1,6 +1,8 @@
-"""Installs an old release into a folder of its own, beside the environment, and runs a script with it."""
+"""Installs another release into a folder of its own, beside the environment, and runs a script with
+it."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,16 +13,37 @@ HERE = Path(__file__).parent
 
 
 def install(request: pytest.FixtureRequest, name: str, *packages: str) -> Path:
-    """The folder with these packages, without their dependencies; kept in pytest's cache. Skips without an index."""
+    """The folder with these packages, without their dependencies; kept in pytest's cache. Skips
+    without an index."""
     folder = Path(request.config.cache.mkdir(f"turnwise-{name}"))
     mark = folder / "installed"
     if not mark.is_file():
-        command = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", str(folder), *packages]
+        command = [
+            sys.executable,
+            "-m",
+            "pip",
+            "install",
+            "-q",
+            "--no-deps",
+            "--target",
+            str(folder),
+            *packages,
+        ]
         done = subprocess.run(command, capture_output=True, text=True, timeout=200)
         if done.returncode:
             pytest.skip(f"cannot install {name}: {done.stderr.strip().splitlines()[-1]}")
         mark.touch()
     return folder
+
+
+def newest(package: str) -> str:
+    """The newest version that the index has. Skips without an index."""
+    command = [sys.executable, "-m", "pip", "index", "versions", package]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200)
+    found = re.search(r"\((\S+)\)", done.stdout)
+    if done.returncode or found is None:
+        pytest.skip(f"no index knows {package}: {done.stderr.strip()[-200:]}")
+    return found[1]
 
 
 def run_with(folder: Path, script: Path | str, *arguments: str) -> str:

@@ -1,4 +1,5 @@
-"""`backend: trl`: the native config on TRL, the same loss and gradient, and what is refused by name."""
+"""`backend: trl`: the native config on TRL, the same loss and gradient, and what is refused by
+name."""
 
 import pytest
 import torch
@@ -41,18 +42,41 @@ def gradients(model):
         (AlgoConfig(name="cispo"), True),
         (AlgoConfig(name="grpo", dual_clip=1.5), True),
     ],
-    ids=lambda value: str(value) if isinstance(value, bool) else f"{value.name}-{value.reduction}-{value.dual_clip}",
+    ids=lambda value: (
+        str(value)
+        if isinstance(value, bool)
+        else f"{value.name}-{value.reduction}-{value.dual_clip}"
+    ),
 )
 def test_same_loss_and_gradient_as_the_native_trainer(tmp_path, algo, off_policy, window):
     """One batch of real episodes, scored by both: TRL's trainer and turnwise's loss."""
-    config = Config(backend="trl", algo=algo, rollout={"train": {"env_groups": 3, "group_size": 4}, "max_context": 96})
+    config = Config(
+        backend="trl",
+        algo=algo,
+        rollout={"train": {"env_groups": 3, "group_size": 4}, "max_context": 96},
+    )
     algorithm = build_algorithm(algo.model_copy(update={"singleton": "zero"}))
-    wanted = ("loss_type", "epsilon", "epsilon_high", "delta", "importance_sampling_level", "credit", "beta")
-    settings = {key: value for key, value in trl_arguments(config, algorithm).items() if key in wanted}
+    wanted = (
+        "loss_type",
+        "epsilon",
+        "epsilon_high",
+        "delta",
+        "importance_sampling_level",
+        "credit",
+        "beta",
+    )
+    settings = {
+        key: value for key, value in trl_arguments(config, algorithm).items() if key in wanted
+    }
     env = ThreeTurns()
     env.stop_early = True  # episodes of two and of three turns
     trainer = make_trainer(
-        tmp_path, env, per_device_train_batch_size=12, max_steps=1, trainer={"algorithm": algorithm}, **settings
+        tmp_path,
+        env,
+        per_device_train_batch_size=12,
+        max_steps=1,
+        trainer={"algorithm": algorithm},
+        **settings,
     )
     if algorithm.reduction == "token_sum_norm":
         trainer.advantage_scale = trainer.args.max_completion_length / 1024.0
@@ -63,7 +87,9 @@ def test_same_loss_and_gradient_as_the_native_trainer(tmp_path, algo, off_policy
     inputs = [row for number in (0, 1, 2) for row in [trainer.train_dataset[number]] * 4]
     output = trainer._generate_and_score_completions([dict(row) for row in inputs])
     shift = 0.3 if off_policy else 0.0
-    noise = shift * torch.randn(output["completion_ids"].shape, generator=torch.Generator().manual_seed(0))
+    noise = shift * torch.randn(
+        output["completion_ids"].shape, generator=torch.Generator().manual_seed(0)
+    )
     if off_policy:
         output["old_per_token_logps"] = output["sampling_per_token_logps"] + noise
     trainer.current_gradient_accumulation_steps = 1
@@ -141,7 +167,9 @@ def test_a_run_leaves_a_run_directory_and_resumes(tmp_path):
 def test_the_same_tasks_as_the_native_trainer(tmp_path):
     config = small_config(tmp_path)
     result = train(config, sinks=[])
-    plans = plan_rollout(config, split="train", step=1, probes={"simple_game": make_env(config.env)})
+    plans = plan_rollout(
+        config, split="train", step=1, probes={"simple_game": make_env(config.env)}
+    )
     played = RunReader(result.path).episodes(2)
     assert [episode.task for episode in played] == [plan.task for plan in plans]
 
@@ -167,7 +195,11 @@ def test_mini_batches_and_epochs(tmp_path):
         ({"algo": {"name": "grpo", "kl_coef": 0.1, "kl_form": "k1"}}, "algo.kl_form"),
         ({"algo": {"name": "grpo", "kl_coef": 0.1, "kl_target": 0.1}}, "algo.kl_target"),
         ({"algo": {"name": "cispo", "reduction": "episode_mean"}}, "cispo is token_mean"),
-        ({"rollout": {"window": "last_k"}, "algo": {"name": "grpo", "kl_coef": 0.1}}, "rollout.window"),
+        (
+            {"rollout": {"window": "last_k"}, "algo": {"name": "grpo", "kl_coef": 0.1}},
+            "rollout.window",
+        ),
+        ({"eval": {"baselines": True}, "algo": {"name": "grpo"}}, "eval.baselines"),
         ({"trl": {"learning_rat": 1.0}, "algo": {"name": "grpo"}}, "learning_rat"),
     ],
 )

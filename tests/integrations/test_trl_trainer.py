@@ -4,6 +4,7 @@ import re
 
 import pytest
 import torch
+from trl import GRPOTrainer
 from trl_parts import ThreeTurns, curve, make_args, make_trainer
 
 from turnwise.envs.base import EnvError
@@ -11,7 +12,7 @@ from turnwise.generate.scripted import ScriptedGenerator
 from turnwise.integrations.trl import VerifiersGRPOTrainer
 from turnwise.integrations.trl.credit import earlier_rows, sampled_ids, train_row
 from turnwise.integrations.trl.player import EpisodePlayer, Rows
-from turnwise.integrations.trl.setup import run_config
+from turnwise.integrations.trl.setup import episodes_config
 from turnwise.integrations.trl.sources import make_source
 from turnwise.log.store import RunReader
 from turnwise.rollout.proxy import RolloutError
@@ -33,7 +34,10 @@ class Recording(VerifiersGRPOTrainer):
 def reward_of_row(prompts, completions, answer, info, **kwargs):
     """The row's own number: shows whether rows, rewards and columns stay together."""
     assert [entry["n"] for entry in info] == answer
-    assert all([m["role"] for m in c] == ["assistant", "user", "assistant", "user", "assistant"] for c in completions)
+    assert all(
+        [m["role"] for m in c] == ["assistant", "user", "assistant", "user", "assistant"]
+        for c in completions
+    )
     assert all(m[0]["content"] == str(n) for m, n in zip(prompts, answer, strict=True))
     return [float(n) for n in answer]
 
@@ -57,15 +61,27 @@ def check_rows(trainer):
 SHAPES = [
     {},
     {"gradient_accumulation_steps": 2},
-    {"gradient_accumulation_steps": 2, "steps_per_generation": 4, "num_iterations": 2, "max_steps": 5},
+    {
+        "gradient_accumulation_steps": 2,
+        "steps_per_generation": 4,
+        "num_iterations": 2,
+        "max_steps": 5,
+    },
 ]
 
 
 @pytest.mark.parametrize("ahead", [0, 1, 2])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_rows_stay_together_in_every_shape(tmp_path, shape, ahead):
-    changes = {"max_steps": 4, **shape, "enable_async_generation": ahead > 0, "num_batches_ahead": max(ahead, 1)}
-    trainer = make_trainer(tmp_path, cls=Recording, trainer={"reward_funcs": reward_of_row}, **changes)
+    changes = {
+        "max_steps": 4,
+        **shape,
+        "enable_async_generation": ahead > 0,
+        "num_batches_ahead": max(ahead, 1),
+    }
+    trainer = make_trainer(
+        tmp_path, cls=Recording, trainer={"reward_funcs": reward_of_row}, **changes
+    )
     trainer.train()
     check_rows(trainer)
     staleness = curve(trainer, "rollout/staleness_max")
@@ -135,11 +151,19 @@ def test_the_run_directory(tmp_path):
 def test_evaluation(tmp_path):
     env = ThreeTurns(eval_dataset=[{"prompt": "99", "answer": 99, "info": {"n": 99}}])
     trainer = make_trainer(
-        tmp_path, env, cls=Recording, eval_strategy="steps", eval_steps=1, per_device_eval_batch_size=4
+        tmp_path,
+        env,
+        cls=Recording,
+        eval_strategy="steps",
+        eval_steps=1,
+        per_device_eval_batch_size=4,
     )
     trainer.train()
     assert len(curve(trainer, "eval_reward")) == 2
-    splits = {rows[0].episode.task.split: rows[0].episode.task.payload["answer"] for _, _, rows, _ in trainer.batches}
+    splits = {
+        rows[0].episode.task.split: rows[0].episode.task.payload["answer"]
+        for _, _, rows, _ in trainer.batches
+    }
     assert splits["val"] == 99
 
 
@@ -151,7 +175,9 @@ def test_one_broken_row_is_left_out_of_the_baseline(tmp_path):
             return state
 
     env = Sometimes(rows=2)
-    trainer = make_trainer(tmp_path, env, cls=Recording, max_steps=1, trainer={"reward_funcs": constant})
+    trainer = make_trainer(
+        tmp_path, env, cls=Recording, max_steps=1, trainer={"reward_funcs": constant}
+    )
     broken = _noise_seeds(trainer, places=(1,))
     trainer.train()
     _, output, rows, _ = trainer.batches[0]
@@ -187,7 +213,13 @@ def test_a_hanging_environment_costs_its_own_rows(tmp_path):
     env = ThreeTurns(rows=2)
     env.hang_rows = (0,)
     trainer = make_trainer(
-        tmp_path, env, cls=Recording, max_steps=1, env_timeout=0.5, async_timeout=20, episode_retries=0
+        tmp_path,
+        env,
+        cls=Recording,
+        max_steps=1,
+        env_timeout=0.5,
+        async_timeout=20,
+        episode_retries=0,
     )
     trainer.train()
     rows = trainer.batches[0][2]
@@ -198,7 +230,9 @@ def test_a_hanging_environment_costs_its_own_rows(tmp_path):
 def test_the_batch_timeout_cuts_slow_episodes(tmp_path):
     env = ThreeTurns(rows=2)
     env.hang_rows = (1,)
-    trainer = make_trainer(tmp_path, env, cls=Recording, max_steps=1, async_timeout=3.0, env_timeout=2.9)
+    trainer = make_trainer(
+        tmp_path, env, cls=Recording, max_steps=1, async_timeout=3.0, env_timeout=2.9
+    )
     trainer.train()
     rows = trainer.batches[0][2]
     assert sum(row.failed for row in rows) == 4
@@ -217,13 +251,17 @@ def test_budgets(tmp_path, budget):
 def test_truncated_completions_are_masked_where_asked(tmp_path):
     trainer = make_trainer(tmp_path, cls=Recording, mask_truncated_completions=True, max_steps=1)
     trainer.train()
-    assert trainer.batches[0][1]["completion_mask"].sum() == 0  # replies of two tokens, none of which ends
+    # Replies of two tokens, none of which ends.
+    assert trainer.batches[0][1]["completion_mask"].sum() == 0
 
 
 @pytest.mark.parametrize(
     "changes",
     [
-        *({"loss_type": name} for name in ("grpo", "bnpo", "dr_grpo", "dapo", "cispo", "sapo", "vespo")),
+        *(
+            {"loss_type": name}
+            for name in ("grpo", "bnpo", "dr_grpo", "dapo", "cispo", "sapo", "vespo")
+        ),
         {"loss_type": "luspo", "importance_sampling_level": "sequence"},
         {"loss_type": "grpo", "importance_sampling_level": "sequence"},
         {"beta": 0.05},
@@ -233,16 +271,24 @@ def test_truncated_completions_are_masked_where_asked(tmp_path):
 def test_every_loss_of_trl_trains(tmp_path, changes):
     tiny_model().save_pretrained(tmp_path / "model")  # TRL loads the reference model by its path
     trainer = make_trainer(
-        tmp_path, model=str(tmp_path / "model"), enable_async_generation=True, credit="turn_level", **changes
+        tmp_path,
+        model=str(tmp_path / "model"),
+        enable_async_generation=True,
+        credit="turn_level",
+        **changes,
     )
     trainer.train()
     trainer.close()
     assert all(torch.isfinite(torch.tensor(curve(trainer, "loss"))))
 
 
-@pytest.mark.parametrize("credit", ["turn_level", "gigpo", "grpo", "dr_grpo", "rloo", "reinforce_pp"])
+@pytest.mark.parametrize(
+    "credit", ["turn_level", "gigpo", "grpo", "dr_grpo", "rloo", "reinforce_pp"]
+)
 def test_credit_per_token(tmp_path, credit):
-    trainer = make_trainer(tmp_path, cls=Recording, credit=credit, max_steps=1, per_device_train_batch_size=16)
+    trainer = make_trainer(
+        tmp_path, cls=Recording, credit=credit, max_steps=1, per_device_train_batch_size=16
+    )
     trainer.train()
     _, output, rows, _ = trainer.batches[0]
     advantages = output["advantages"]
@@ -257,7 +303,12 @@ def test_extra_rewards_count_for_the_last_turn(tmp_path):
     def last_digit(completions, answer, **kwargs):
         return [float(index) for index in range(len(completions))]
 
-    args = {"credit": "turn_level", "reward_weights": [0.0, 1.0], "scale_rewards": "none", "max_steps": 1}
+    args = {
+        "credit": "turn_level",
+        "reward_weights": [0.0, 1.0],
+        "scale_rewards": "none",
+        "max_steps": 1,
+    }
     trainer = make_trainer(tmp_path, cls=Recording, trainer={"reward_funcs": last_digit}, **args)
     trainer.train()
     _, output, rows, _ = trainer.batches[0]
@@ -267,19 +318,39 @@ def test_extra_rewards_count_for_the_last_turn(tmp_path):
         assert torch.allclose(tokens, torch.full_like(tokens, wanted)), row.episode.id
 
 
+def test_a_reply_without_a_limit_leaves_room_for_the_next(tmp_path):
+    trainer = make_trainer(
+        tmp_path,
+        cls=Recording,
+        max_steps=1,
+        per_device_train_batch_size=2,
+        num_generations=2,
+        max_tokens_per_turn=None,
+        max_completion_length=120,
+    )
+    trainer.train()
+    episodes = [row.episode for row in trainer.batches[0][2]]
+    assert all(len(episode.turns) > 1 for episode in episodes)
+    assert max(len(turn.completion.ids) for one in episodes for turn in one.turns) <= 60
+
+
 def test_a_rewriting_template_opens_contexts(tmp_path):
     tokenizer = tiny_tokenizer("rewriting")
 
-    trainer = make_trainer(tmp_path, cls=Recording, max_steps=1, trainer={"processing_class": tokenizer})
+    trainer = make_trainer(
+        tmp_path, cls=Recording, max_steps=1, trainer={"processing_class": tokenizer}
+    )
     trainer.train()  # without thinking nothing is rewritten
     assert all(row.left_out == 0 for row in trainer.batches[0][2])
     source = make_source(ThreeTurns())
-    config = run_config(source, make_args(tmp_path, max_tokens_per_turn=64), None)
+    config = episodes_config(source, make_args(tmp_path, max_tokens_per_turn=64), None)
     player = EpisodePlayer(
         config=config,
         source=source,
         make_generator=lambda: ScriptedGenerator(
-            lambda session, ids, call: "<think>x</think>y", tokenizer=tokenizer, end_id=tokenizer.eos_token_id
+            lambda session, ids, call: "<think>x</think>y",
+            tokenizer=tokenizer,
+            end_id=tokenizer.eos_token_id,
         ),
         tokenizer=tokenizer,
         timeout=20,
@@ -300,12 +371,16 @@ def test_a_rewriting_template_opens_contexts(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "changes", [{}, {"credit": "turn_level"}, {"loss_type": "dapo", "steps_per_generation": 2}], ids=str
+    "changes",
+    [{}, {"credit": "turn_level"}, {"loss_type": "dapo", "steps_per_generation": 2}],
+    ids=str,
 )
 def test_every_context_of_a_window_is_trained_on(tmp_path, changes):
     source = make_source(ThreeTurns())
-    given = run_config(source, make_args(tmp_path), None)
-    config = given.model_copy(update={"rollout": given.rollout.model_copy(update={"window": "single_turn"})})
+    given = episodes_config(source, make_args(tmp_path), None)
+    config = given.model_copy(
+        update={"rollout": given.rollout.model_copy(update={"window": "single_turn"})}
+    )
     trainer = make_trainer(tmp_path, cls=Recording, trainer={"config": config}, **changes)
     trainer.train()
     for _, output, rows, _ in trainer.batches:
@@ -315,12 +390,62 @@ def test_every_context_of_a_window_is_trained_on(tmp_path, changes):
     assert set(curve(trainer, "rollout/untrained_tokens")) == {0.0}
 
 
+class Unbounded(VerifiersGRPOTrainer):
+    """Scores a batch in one pass, however many rows it has."""
+
+    def compute_loss(self, model, inputs, *args, **kwargs):
+        return GRPOTrainer.compute_loss(self, model, inputs, *args, **kwargs)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"loss_type": "grpo"},
+        {"loss_type": "bnpo"},
+        {"loss_type": "dr_grpo"},
+        {"loss_type": "dapo", "gradient_accumulation_steps": 2, "steps_per_generation": 2},
+    ],
+    ids=str,
+)
+def test_the_batch_size_bounds_every_pass(tmp_path, changes):
+    """Contexts add rows; they are scored in more passes, with the same gradient."""
+    source = make_source(ThreeTurns())
+    given = episodes_config(source, make_args(tmp_path), None)
+    config = given.model_copy(
+        update={"rollout": given.rollout.model_copy(update={"window": "single_turn"})}
+    )
+
+    def run(cls, folder):
+        sizes = []
+        trainer = make_trainer(folder, cls=cls, trainer={"config": config}, max_steps=1, **changes)
+        trainer.model.register_forward_pre_hook(
+            lambda model, args, kwargs: (
+                sizes.append(len(kwargs["input_ids"])) if torch.is_grad_enabled() else None
+            ),
+            with_kwargs=True,
+        )
+        trainer.train()
+        weights = torch.cat([weight.detach().flatten() for weight in trainer.model.parameters()])
+        return sizes, weights, curve(trainer, "grad_norm"), curve(trainer, "loss")
+
+    sizes, weights, norm, loss = run(VerifiersGRPOTrainer, tmp_path / "bounded")
+    whole = run(Unbounded, tmp_path / "whole")
+    assert max(sizes) == 8
+    assert max(whole[0]) == 24
+    assert norm == pytest.approx(whole[2], rel=1e-4)
+    assert loss == pytest.approx(whole[3], abs=1e-4)
+    # AdamW's first step is the sign of the gradient: below rounding error it may differ.
+    assert ((weights - whole[1]).abs() > 1e-5).float().mean() < 0.01
+
+
 def test_unknown_template_without_generation_marks_works(tmp_path):
     odd = (
         "{% for m in messages %}{{ m.role }}> {{ m.content }}\n{% endfor %}"
         "{% if add_generation_prompt %}assistant> {% endif %}"
     )
-    trainer = make_trainer(tmp_path, cls=Recording, trainer={"processing_class": tiny_tokenizer(odd)})
+    trainer = make_trainer(
+        tmp_path, cls=Recording, trainer={"processing_class": tiny_tokenizer(odd)}
+    )
     trainer.train()
     check_rows(trainer)
 
@@ -340,9 +465,15 @@ def test_no_template_is_said_plainly(tmp_path):
         ({"credit": "bi_level_gae"}, "'bi_level_gae' needs a critic, and TRL has none"),
         ({"credit": "turn_gae"}, "'turn_gae' needs a critic"),
         ({"credit": "magic"}, "credit is one of"),
-        ({"credit": "turn_level", "scale_rewards": "batch"}, "scale_rewards = 'batch' cannot be honoured"),
+        (
+            {"credit": "turn_level", "scale_rewards": "batch"},
+            "scale_rewards = 'batch' cannot be honoured",
+        ),
         ({"credit": "gigpo", "scale_rewards": "none"}, "scale_rewards = 'none'.*'gigpo'"),
-        ({"credit": "turn_level", "multi_objective_aggregation": "normalize_then_sum"}, "multi_objective_aggregation"),
+        (
+            {"credit": "turn_level", "multi_objective_aggregation": "normalize_then_sum"},
+            "multi_objective_aggregation",
+        ),
         ({"credit": "turn_level", "use_liger_kernel": True}, "one advantage per episode"),
         ({"num_batches_ahead": -1}, "num_batches_ahead"),
         ({"async_timeout": 0}, "async_timeout"),
@@ -361,7 +492,7 @@ def test_two_ways_to_play_are_refused(tmp_path, name):
 
 
 def test_something_that_is_no_environment(tmp_path):
-    with pytest.raises(EnvError, match="is no environment"):
+    with pytest.raises(EnvError, match="is not an environment"):
         make_trainer(tmp_path, object())
 
 
@@ -369,7 +500,12 @@ def test_config_spellings(tmp_path):
     from turnwise.trainers import VerifiersGRPOConfig
 
     config = VerifiersGRPOConfig(
-        "run-name", num_batches_ahead=1, enable_async_generation=True, async_timeout=300, use_cpu=True, bf16=False
+        "run-name",
+        num_batches_ahead=1,
+        enable_async_generation=True,
+        async_timeout=300,
+        use_cpu=True,
+        bf16=False,
     )
     assert (config.output_dir, config.async_timeout) == ("run-name", 300)
     old = VerifiersGRPOConfig("run-name", async_generation_timeout=7, use_cpu=True, bf16=False)

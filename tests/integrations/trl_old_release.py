@@ -1,15 +1,17 @@
-"""What test_trl_oldest.py runs with an old release of TRL."""
+"""What test_trl_releases.py runs with another release of TRL."""
 
 import sys
 from pathlib import Path
 
 import torch
 import trl
-from trl_parts import ThreeTurns, curve, make_trainer
+from datasets import Dataset
+from trl_parts import ThreeTurns, curve, make_args, make_trainer
 
 from turnwise.envs.messages import Rubric, SingleTurnEnv
 from turnwise.integrations.trl import VerifiersGRPOTrainer
 from turnwise.log.store import RunReader
+from turnwise.testing.tiny import tiny_model, tiny_tokenizer
 
 torch.set_num_threads(1)
 folder = Path(sys.argv[1])
@@ -49,3 +51,19 @@ trainer = make_trainer(folder / "single", single, max_completion_length=6)
 trainer.train()
 assert not trainer.multi_turn
 print("ok single-turn")
+
+
+def length(completions, **row):
+    return [float(len(text)) for text in completions]
+
+
+trainer = VerifiersGRPOTrainer(
+    tiny_model(),
+    args=make_args(folder / "plain", max_completion_length=6),
+    reward_funcs=length,
+    train_dataset=Dataset.from_list([{"prompt": row["question"]} for row in rows]),
+    processing_class=tiny_tokenizer(),
+)
+trainer.train()
+assert max(curve(trainer)) > 0
+print("ok without an environment")

@@ -1,7 +1,10 @@
-"""Episodes of several contexts in TRL's batch: further rows beside the one that TRL has for every episode.
+# pyright: reportUnknownLambdaType=false, reportUnknownVariableType=false
+"""Episodes with several contexts in TRL's batch: adds rows to the one row per episode that TRL
+expects.
 
-A window that moves, or a chat template that rewrites history, gives an episode several contexts. TRL scores one row per
-episode; the rows of the other contexts are added after that, weighed so that an episode counts as one.
+A window that moves, or a chat template that rewrites history, gives an episode several contexts.
+TRL scores one row per episode; the rows of the other contexts are added afterwards, weighted so
+that an episode counts once.
 """
 
 from collections.abc import Sequence
@@ -17,17 +20,19 @@ ROW_MEANS = ("grpo", "sapo", "luspo")
 
 
 def can_extend(output: dict[str, Any]) -> bool:
-    """True where all that the loss reads about a row is known without another pass of a model."""
+    """True if everything that the loss reads of a row is known without another forward pass."""
     return not {"ref_per_token_logps", "importance_sampling_ratio", "pixel_values"} & set(output)
 
 
-def extend(output: dict[str, Any], extra: Sequence[TrainRow], *, pad_id: int, multiple: int) -> dict[str, Any]:
-    """The batch with a row for each of `extra`, then masked rows up to a multiple of `multiple` rows.
+def extend(
+    output: dict[str, Any], extra: Sequence[TrainRow], *, pad_id: int, total: int
+) -> dict[str, Any]:
+    """The batch with a row for each of `extra`, then masked rows up to `total` rows.
 
     The old log-probs of all rows become the sampler's where the loss reads any.
     """
     rows = output["completion_ids"].shape[0]
-    missing = -(rows + len(extra)) % multiple
+    missing = total - rows - len(extra)
     values: dict[str, list[list[float]]] = {
         "prompt_ids": [row.prompt_ids for row in extra] + [[pad_id]] * missing,
         "prompt_mask": [[1] * len(row.prompt_ids) for row in extra] + [[1]] * missing,
@@ -42,18 +47,24 @@ def extend(output: dict[str, Any], extra: Sequence[TrainRow], *, pad_id: int, mu
         old = output[name]
         width = max(old.shape[1], *(len(one) for one in lists))
         left = name.startswith("prompt")
-        padded = [_pad(one, width, fills.get(name, 0), left=left) for one in (*old, *map(_like(old), lists))]
+        padded = [
+            _pad(one, width, fills.get(name, 0), left=left)
+            for one in (*old, *map(_like(old), lists))
+        ]
         extended[name] = torch.stack(padded)
     if "old_per_token_logps" in output:
         extended["old_per_token_logps"] = extended["sampling_per_token_logps"]
     return extended
 
 
-def row_weights(rows: Sequence[TrainRow], *, total: int, loss_type: str, by_sequence: bool = False) -> list[float]:
-    """What each row's advantages are multiplied with, so that the loss weighs episodes as if each were one row.
+def row_weights(
+    rows: Sequence[TrainRow], *, total: int, loss_type: str, by_sequence: bool = False
+) -> list[float]:
+    """Factors for each row's advantages, so that the loss weighs every episode as one row.
 
-    Means over rows: a row's share of its episode's tokens, times rows per episode. Sums over rows divided by their
-    number (dr_grpo): rows per episode. Means over tokens need nothing. `by_sequence`: every row counts the same.
+    Means over rows: a row's share of its episode's tokens, times rows per episode. Sums over rows
+    divided by their number (dr_grpo): rows per episode. Means over tokens need nothing.
+    `by_sequence`: every row counts the same.
     """
     episodes = len({row.episode.id for row in rows})
     if loss_type == "dr_grpo":
@@ -66,6 +77,32 @@ def row_weights(rows: Sequence[TrainRow], *, total: int, loss_type: str, by_sequ
     for row in rows:
         tokens[row.episode.id] = tokens.get(row.episode.id, 0) + sum(row.mask)
     return [sum(row.mask) / max(tokens[row.episode.id], 1) * total / episodes for row in rows]
+
+
+def parts(inputs: dict[str, Any], size: int) -> list[dict[str, Any]]:
+    """A batch in parts of at most `size` rows."""
+    rows = inputs["completion_ids"].shape[0]
+    return [
+        {
+            name: value[start : start + size]
+            if isinstance(value, Tensor) and value.ndim and value.shape[0] == rows
+            else value
+            for name, value in inputs.items()
+        }
+        for start in range(0, rows, size)
+    ]
+
+
+def part_weight(part: dict[str, Any], whole: dict[str, Any], *, loss_type: str) -> float:
+    """The factor of a part's loss, so that the parts' losses add up to that of the whole batch."""
+    if loss_type == "bnpo":
+        trained = [
+            float((batch["completion_mask"] * batch["tool_mask"]).sum()) for batch in (part, whole)
+        ]
+        return trained[0] / max(trained[1], 1.0)
+    if loss_type in (*ROW_MEANS, "dr_grpo"):
+        return part["completion_ids"].shape[0] / whole["completion_ids"].shape[0]
+    return 1.0  # a sum over tokens, divided by a number that the whole batch has
 
 
 def _like(tensor: Tensor) -> Any:

@@ -1,4 +1,5 @@
-"""From episodes to what TRL trains on: one row of ids per episode, and advantages per token if asked for."""
+"""Converts episodes to TRL's training rows: one row of ids per episode, and per-token advantages if
+configured."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ from turnwise.algos.credit import compute_advantages
 from turnwise.algos.groups import distance_from_mean, group_statistics, score_episodes
 from turnwise.algos.turn_gae import turn_gae
 from turnwise.data.batch import Batch, collate
-from turnwise.data.samples import episode_to_samples
+from turnwise.data.samples import contexts, episode_to_samples
 from turnwise.types import Episode, Sample
 
 TRL_EPS = 1e-4
@@ -29,9 +30,9 @@ class TrainRow:
     logprobs: list[float]
     episode: Episode
     sample: Sample | None
-    """None where the episode failed: its row is a lone, masked end-of-sequence token."""
+    """None if the episode failed: its row is one masked end-of-sequence token."""
     left_out: int
-    """Tokens of earlier contexts, which TRL's one row per episode has no place for."""
+    """Tokens of earlier contexts, which do not fit into TRL's one row per episode."""
     context: int = -1
     """Which of the episode's contexts this is; -1 is the last."""
 
@@ -46,7 +47,8 @@ class TrainRow:
 
 
 def train_row(episode: Episode, *, eos_id: int) -> TrainRow:
-    """The row that an episode becomes. A failure is never trained on and never scored; its row only keeps the place."""
+    """The row that an episode becomes. A failed episode is neither trained on nor scored; its row
+    is a placeholder."""
     if episode.status.failed or not episode.turns:
         return TrainRow(
             prompt_ids=[eos_id],
@@ -67,7 +69,9 @@ def earlier_rows(episode: Episode) -> list[TrainRow]:
     if episode.status.failed or not episode.turns:
         return []
     samples = episode_to_samples(episode)[:-1]
-    return [_row(episode, sample, context=index, left_out=0) for index, sample in enumerate(samples)]
+    return [
+        _row(episode, sample, context=index, left_out=0) for index, sample in enumerate(samples)
+    ]
 
 
 def _row(episode: Episode, sample: Sample, *, context: int, left_out: int) -> TrainRow:
@@ -86,17 +90,16 @@ def _row(episode: Episode, sample: Sample, *, context: int, left_out: int) -> Tr
 
 
 def sampled_ids(row: TrainRow) -> list[int]:
-    """What the generator returned in the row's context, from the episode's own turns."""
-    contexts: list[list[int]] = []
-    for turn in row.episode.turns if not row.failed else ():
-        if turn.restart or not contexts:
-            contexts.append([])
-        contexts[-1].extend(turn.completion.ids)
-    return contexts[row.context] if contexts else []
+    """The ids that the generator returned in the row's context, from the episode's turns."""
+    if row.failed or not row.episode.turns:
+        return []
+    turns = row.episode.turns
+    found = contexts(turns)[row.context].turns
+    return [token for turn in found for token in turns[turn].completion.ids]
 
 
 def completion_messages(episode: Episode) -> list[dict[str, object]]:
-    """What was said after the opening, the environment's words included."""
+    """All messages after the opening, including the environment's."""
     messages: list[dict[str, object]] = []
     for turn in episode.turns:
         messages.append({"role": "assistant", "content": turn.text})
@@ -105,10 +108,12 @@ def completion_messages(episode: Episode) -> list[dict[str, object]]:
 
 
 def group_advantages(rewards: Tensor, *, group_size: int, scale: str) -> Tensor:
-    """TRL's advantages of episodes [N], where those without a reward (NaN) are in no baseline and get 0.
+    """TRL's advantages of episodes [N], where those without a reward (NaN) are in no baseline and
+    get 0.
 
     Example:
-        >>> group_advantages(torch.tensor([1.0, 3.0, torch.nan, 5.0, 5.0, torch.nan]), group_size=3, scale="none")
+        >>> group_advantages(torch.tensor([1.0, 3.0, torch.nan, 5.0, 5.0, torch.nan]), group_size=3,
+        ...     scale="none")
         tensor([-1.,  1.,  0.,  0.,  0.,  0.])
     """
     grouped = rewards.view(-1, group_size)
@@ -131,23 +136,28 @@ def token_advantages(
     env_weight: float = 1.0,
     extra: Sequence[float] = (),
 ) -> tuple[dict[str, list[Tensor]], dict[str, float]]:
-    """(advantages of every token of every context, by episode id, and metrics), over the episodes of all processes.
+    """(advantages of every token of every context, by episode id, and metrics), over the episodes
+    of all processes.
 
-    Groups, turns and states are those of the episodes, so it needs all of them; None and failed ones take no part.
+    It needs the episodes of all groups; None and failed ones are skipped.
 
     Args:
         env_weight: weighs the environment's rewards, as TRL's reward_weights do.
-        extra: what further reward functions gave to each episode, weighed; it counts for the last turn.
+        extra: what further reward functions gave to each episode, weighed; it counts for the last
+            turn.
     """
-    usable = [index for index, episode in enumerate(episodes) if episode is not None and episode.turns]
-    usable = [index for index in usable if not episodes[index].status.failed]
-    samples = [sample for index in usable for sample in episode_to_samples(episodes[index])]
+    usable = {
+        index: episode
+        for index, episode in enumerate(episodes)
+        if episode is not None and episode.turns and not episode.status.failed
+    }
+    samples = [sample for episode in usable.values() for sample in episode_to_samples(episode)]
     if not samples:
         return {}, {}
     batch = collate(samples)
     batch = batch.replace(rewards=batch.rewards * env_weight)
     if any(extra):
-        bonus = {episodes[index].id: extra[index] for index in usable}
+        bonus = {episode.id: extra[index] for index, episode in usable.items()}
         batch = _add_to_last_turns(batch, samples, bonus)
     if credit == "turn_level":
         advantages, metrics = turn_returns(batch, discount=turn_discount, scale=scale)
@@ -163,10 +173,11 @@ def token_advantages(
 
 
 def turn_returns(batch: Batch, *, discount: float, scale: bool) -> tuple[Tensor, dict[str, float]]:
-    """Advantages [B, T]: a turn's discounted return, compared with the same turn of the group's other episodes.
+    """Advantages [B, T]: a turn's discounted return, compared with the same turn of the group's
+    other episodes.
 
-    The return is that of turn-level GAE with a critic that says 0 and a lambda of 1. A turn that no other member of
-    its group reached has nothing to be compared with and gets 0; `lone_turns` counts them.
+    The return is that of turn-level GAE with all values 0 and a lambda of 1. A turn that no other
+    member of the group reached gets 0; `lone_turns` counts them.
     """
     zeros = torch.zeros_like(batch.rewards)
     returns, _ = turn_gae(
@@ -179,14 +190,16 @@ def turn_returns(batch: Batch, *, discount: float, scale: bool) -> tuple[Tensor,
         bootstrap=None,
         episode_ids=batch.episode_ids,
     )
-    last = batch.response_mask & (batch.turn_ids != torch.roll(batch.turn_ids, -1, dims=1))  # one token per turn
+    # One token per turn.
+    last = batch.response_mask & (batch.turn_ids != torch.roll(batch.turn_ids, -1, dims=1))
     rows, columns = last.nonzero(as_tuple=True)
     turns = batch.turn_ids[rows, columns]
     peers = batch.group_ids[rows] * (int(turns.max()) + 1) + turns
     scored = score_episodes(
         batch.rewards, batch.response_mask, group_ids=batch.group_ids, episode_ids=batch.episode_ids
     )
-    errors = scored.members.errors[scored.episode_of_row[rows]]  # a turn's return holds no more than its episode's
+    # A turn's rounding error is at most that of its episode.
+    errors = scored.members.errors[scored.episode_of_row[rows]]
     members = group_statistics(returns[rows, columns], peers, errors=errors)
     centred = distance_from_mean(members, singleton="zero", normalize_std=scale)
     width = int(turns.max()) + 1
@@ -194,7 +207,9 @@ def turn_returns(batch: Batch, *, discount: float, scale: bool) -> tuple[Tensor,
     table[rows * width + turns] = centred.to(table.dtype)
     said_rows, said_columns = batch.response_mask.nonzero(as_tuple=True)
     advantages = torch.zeros_like(returns)
-    advantages[said_rows, said_columns] = table[said_rows * width + batch.turn_ids[said_rows, said_columns]]
+    advantages[said_rows, said_columns] = table[
+        said_rows * width + batch.turn_ids[said_rows, said_columns]
+    ]
     return advantages, {"lone_turns": float(members.alone.sum())}
 
 

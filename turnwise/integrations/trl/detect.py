@@ -1,10 +1,14 @@
-"""Is an environment single-turn or multi-turn? The answer comes with its reason, which is logged once."""
+# pyright: reportUnknownArgumentType=false, reportUnknownVariableType=false
+"""Detects whether an environment is single-turn or multi-turn, and logs the reason once."""
 
 import inspect
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
+
+from turnwise.integrations.verifiers.environments import is_taskset
 
 logger = logging.getLogger(__name__)
 _TOOL_NAMES = ("oai_tools", "tool_defs", "tools")
@@ -12,7 +16,7 @@ _TOOL_NAMES = ("oai_tools", "tool_defs", "tools")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Verdict:
-    """What was found out about an environment."""
+    """The result for an environment."""
 
     multi_turn: bool
     reason: str
@@ -24,7 +28,8 @@ def is_multi_turn_environment(env: object) -> bool:
     Example:
         >>> from turnwise.envs.messages import MultiTurnEnv, SingleTurnEnv
         >>> class Sums(SingleTurnEnv): pass
-        >>> is_multi_turn_environment(Sums([{"prompt": "1+1?"}])), is_multi_turn_environment("frozen_lake")
+        >>> sums = Sums([{"prompt": "1+1?"}])
+        >>> is_multi_turn_environment(sums), is_multi_turn_environment("frozen_lake")
         (False, True)
     """
     verdict = examine(env)
@@ -40,8 +45,9 @@ def log_verdict(env: object, verdict: Verdict) -> None:
 def examine(env: object) -> Verdict:
     """The verdict on an environment object, a class, or a registered name.
 
-    In this order: the environment's own flag `multi_turn`; the class SingleTurnEnv itself; the members of a group;
-    tools (they need a second turn to be of use); SingleTurnEnv among the base classes; a limit of one turn.
+    In this order: the environment's own flag `multi_turn`; a rubric of verifiers that scores whole
+    groups; the class SingleTurnEnv itself; the members of a group; tools (they need a second turn
+    to be of use); SingleTurnEnv among the base classes; a limit of one turn.
 
     Example:
         >>> examine("bandit")
@@ -49,16 +55,24 @@ def examine(env: object) -> Verdict:
     """
     if isinstance(env, str):
         return _by_name(env)
+    if isinstance(env, Mapping):
+        return Verdict(multi_turn=True, reason="it is several classes by name, each with tools")
     flag = _peek(env, "multi_turn")
     if isinstance(flag, bool):
         return Verdict(multi_turn=flag, reason=f"its own flag multi_turn is {flag}")
+    if _peek(_peek(env, "rubric"), "has_group_rewards") is True:
+        return Verdict(
+            multi_turn=True, reason="its rubric scores groups, which turnwise plays as a whole"
+        )
     if type(env).__name__ == "SingleTurnEnv":
         return Verdict(multi_turn=False, reason="it is a SingleTurnEnv")
     members = _peek(env, "envs")
     if isinstance(members, list | tuple) and members:
         several = [_name(member) for member in members if examine(member).multi_turn]
         if several:
-            return Verdict(multi_turn=True, reason=f"its members {', '.join(several)} are multi-turn")
+            return Verdict(
+                multi_turn=True, reason=f"its members {', '.join(several)} are multi-turn"
+            )
         return Verdict(multi_turn=False, reason="all of its members are single-turn")
     for name in _TOOL_NAMES:
         if not inspect.isclass(env) and _peek(env, name):
@@ -74,8 +88,10 @@ def _by_class(env: object) -> Verdict:
         return Verdict(multi_turn=False, reason="its max_turns is 1")
     if "MultiTurnEnv" in bases:
         return Verdict(multi_turn=True, reason="it derives from MultiTurnEnv")
-    if "Taskset" in bases:
-        return Verdict(multi_turn=True, reason="it is a verifiers taskset, whose tasks are played by a harness")
+    if "Taskset" in bases or is_taskset(env):
+        return Verdict(
+            multi_turn=True, reason="it is a verifiers taskset, whose tasks are played by a harness"
+        )
     if callable(_peek(env, "reset")):
         return Verdict(multi_turn=True, reason="it has reset, and no limit of one turn")
     if callable(_peek(env, "env_response")):
@@ -97,7 +113,7 @@ def _by_name(name: str) -> Verdict:
 
 
 def _peek(env: object, name: str) -> Any:
-    """An attribute, or None where there is none or asking for it raises (old verifiers environments do that)."""
+    """An attribute, or None if it is missing or raises (as in old verifiers environments)."""
     try:
         return getattr(env, name, None)
     except Exception:

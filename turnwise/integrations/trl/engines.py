@@ -1,4 +1,4 @@
-"""Who samples for the episodes of a TRL run: the in-process generator, its synchronised copy, or TRL's own engine."""
+"""Generators of a TRL run: in-process, in-process on a copy of the weights, or TRL's own engine."""
 
 import asyncio
 import copy
@@ -10,23 +10,32 @@ from typing import Any
 
 import torch
 
-from turnwise.generate.base import ContextOverflowError, Generator, GeneratorError, Sampling, Session
+from turnwise.generate.base import (
+    ContextOverflowError,
+    Generator,
+    GeneratorError,
+    Sampling,
+    Session,
+)
 from turnwise.generate.hf import HFGenerator
 from turnwise.types import Completion
 
 ROUND_SECONDS = 0.01
-"""How long a round of TRL's engine waits for more requests to join it."""
+"""Seconds that a round of TRL's engine waits for further requests."""
 
 
 class Budgeted:
-    """A generator that lets a context grow by so many tokens after its first prompt, and not beyond.
+    """A generator that limits the growth of a context after its first prompt.
 
-    That is what TRL's `max_completion_length` means for an episode: replies and the environment's words together.
+    This implements TRL's `max_completion_length` for an episode: replies and observations together.
+    With `halve`, a reply gets half of what is left, so that no single one ends an episode of
+    several turns.
     """
 
-    def __init__(self, generator: Generator, *, budget: int) -> None:
+    def __init__(self, generator: Generator, *, budget: int, halve: bool = False) -> None:
         self._generator = generator
         self._budget = budget
+        self._halve = halve
         self._used: dict[str, int] = {}
 
     @property
@@ -37,11 +46,17 @@ class Budgeted:
     def max_context(self) -> int:
         return self._generator.max_context
 
-    async def generate(self, session: Session, new_ids: Sequence[int], sampling: Sampling) -> Completion:
+    async def generate(
+        self, session: Session, new_ids: Sequence[int], sampling: Sampling
+    ) -> Completion:
         used = self._used[session.key] + len(new_ids) if session.key in self._used else 0
         room = self._budget - used
         if room < 1:
-            raise ContextOverflowError(f"{session.key}: max_completion_length = {self._budget} tokens are used up")
+            raise ContextOverflowError(
+                f"{session.key}: max_completion_length = {self._budget} tokens are used up"
+            )
+        if self._halve:
+            room = max(room // 2, 1)
         completion = await self._generator.generate(
             session, new_ids, replace(sampling, max_tokens=min(room, sampling.max_tokens))
         )
@@ -54,10 +69,11 @@ class Budgeted:
 
 
 class Gate:
-    """Lets weights change only while no reply is being sampled; episodes go on in between, from one turn to the next.
+    """Allows weight updates only while no reply is being sampled; they happen between the turns of
+    running episodes.
 
-    So the weights that play ahead are never older than need be, and every token keeps the log-prob of the very
-    distribution it was drawn from.
+    So rollouts ahead of training use the newest possible weights, and every token's log-prob is
+    that of the distribution it was sampled from.
     """
 
     def __init__(self, generator: HFGenerator) -> None:
@@ -76,7 +92,9 @@ class Gate:
     def max_context(self) -> int:
         return self._generator.max_context
 
-    async def generate(self, session: Session, new_ids: Sequence[int], sampling: Sampling) -> Completion:
+    async def generate(
+        self, session: Session, new_ids: Sequence[int], sampling: Sampling
+    ) -> Completion:
         await self._open.wait()
         self._running += 1
         self._idle.clear()
@@ -104,7 +122,8 @@ class Gate:
 def snapshot(model: Any) -> Any:
     """A copy of the model that samples beside training."""
     twin = copy.deepcopy(model)
-    # accelerate puts a wrapped forward on the instance, which still belongs to the original and its weights.
+    # accelerate sets a wrapped forward on the instance, which refers to the original model and its
+    # weights.
     for name in ("forward", "_original_forward"):
         twin.__dict__.pop(name, None)
     return twin.eval().requires_grad_(False)
@@ -112,7 +131,7 @@ def snapshot(model: Any) -> Any:
 
 @torch.no_grad()
 def copy_weights(source: Any, target: Any) -> None:
-    """Brings a snapshot up to date."""
+    """Copies the current weights into a snapshot."""
     for ours, theirs in zip(target.parameters(), source.parameters(), strict=True):
         ours.copy_(theirs)
     for ours, theirs in zip(target.buffers(), source.buffers(), strict=True):
@@ -135,8 +154,9 @@ class _Request:
 class TRLGenerator:
     """TRL's own engine (transformers, vLLM colocated or as a server) as a generator, in rounds.
 
-    A round serves everybody who waits. With several processes all take part in every round, padded to the same
-    number of prompts, because the engine gathers over the processes: whoever has nothing to ask sends a dummy.
+    A round serves all waiting requests. All processes take part in every round with the same number
+    of prompts, because the engine gathers across processes; a process without requests sends a
+    dummy prompt.
     """
 
     def __init__(self, trainer: Any, *, stop_ids: frozenset[int], max_context: int) -> None:
@@ -158,17 +178,26 @@ class TRLGenerator:
     def max_context(self) -> int:
         return self._max_context
 
-    async def generate(self, session: Session, new_ids: Sequence[int], sampling: Sampling) -> Completion:
+    async def generate(
+        self, session: Session, new_ids: Sequence[int], sampling: Sampling
+    ) -> Completion:
         held = [*self._held.get(session.key, []), *new_ids]
         if len(held) >= self._max_context:
-            raise ContextOverflowError(f"{session.key}: {len(held)} ids leave no room in {self._max_context}")
-        sampling = replace(sampling, max_tokens=min(sampling.max_tokens, self._max_context - len(held)))
-        future: asyncio.Future[tuple[list[int], list[float] | None]] = asyncio.get_running_loop().create_future()
+            raise ContextOverflowError(
+                f"{session.key}: {len(held)} ids leave no room in {self._max_context}"
+            )
+        sampling = replace(
+            sampling, max_tokens=min(sampling.max_tokens, self._max_context - len(held))
+        )
+        future: asyncio.Future[tuple[list[int], list[float] | None]] = (
+            asyncio.get_running_loop().create_future()
+        )
         self._waiting.append(_Request(ids=held, sampling=sampling, future=future))
         version = self.policy_version
         ids, logprobs = await future
-        # A round has one length limit for all, and stops at the model's own end of sequence only, which need not be
-        # the chat template's end of a turn. A reply is cut where its own limit, or its turn, ends.
+        # A round has one length limit for all, and stops at the model's own end of sequence only,
+        # which need not be the chat template's end of a turn. A reply is cut where its own limit,
+        # or its turn, ends.
         ends = self._stop_ids | set(sampling.stop_ids)
         ids = ids[: sampling.max_tokens]
         end = next((place for place, token in enumerate(ids) if token in ends), None)
@@ -203,7 +232,7 @@ class TRLGenerator:
                 return
 
     async def _collect(self, job: "asyncio.Task[Any]") -> None:
-        """Gives requests that come at almost the same time the chance to be served together."""
+        """Waits briefly so that almost simultaneous requests share a round."""
         known = -1
         while not job.done() and known != len(self._waiting):
             known = len(self._waiting)
@@ -217,7 +246,8 @@ class TRLGenerator:
         return accelerator.gather(torch.tensor([mine], device=accelerator.device)).amax(0).tolist()
 
     def _round(self, max_tokens: int) -> None:
-        # vLLM's server refuses a prompt without room for that many tokens; it waits for a round that asks for less.
+        # vLLM's server refuses a prompt without room for that many tokens; it waits for a round
+        # that asks for less.
         room = self._max_context - max_tokens
         requests = [one for one in self._waiting if len(one.ids) <= room]
         self._waiting = [one for one in self._waiting if len(one.ids) > room]
@@ -229,11 +259,16 @@ class TRLGenerator:
             ids, logprobs = generate_single_turn(self._trainer, prompts)
         for index, request in enumerate(requests):
             if not request.future.done():
-                request.future.set_result((list(ids[index]), None if logprobs is None else list(logprobs[index])))
+                request.future.set_result(
+                    (list(ids[index]), None if logprobs is None else list(logprobs[index]))
+                )
 
 
-def generate_single_turn(trainer: Any, prompts: list[list[int]]) -> tuple[list[list[int]], list[list[float]] | None]:
-    """(ids, log-probs or None) from TRL's `_generate_single_turn`, whose signature differs between releases."""
+def generate_single_turn(
+    trainer: Any, prompts: list[list[int]]
+) -> tuple[list[list[int]], list[list[float]] | None]:
+    """(ids, log-probs or None) from TRL's `_generate_single_turn`, whose signature differs between
+    releases."""
     function = trainer._generate_single_turn
     if "num_generations" in inspect.signature(function).parameters:
         return function(prompts, None, {}, num_generations=1)
@@ -243,8 +278,11 @@ def generate_single_turn(trainer: Any, prompts: list[list[int]]) -> tuple[list[l
 
 @contextmanager
 def _one_generation(trainer: Any) -> Any:
-    """Older releases take equal neighbours for generations of one prompt; here every prompt stands for itself."""
-    names = [name for name in ("num_generations", "num_generations_eval") if name in trainer.__dict__]
+    """Older releases treat equal adjacent prompts as generations of one prompt; here every prompt
+    is separate."""
+    names = [
+        name for name in ("num_generations", "num_generations_eval") if name in trainer.__dict__
+    ]
     before = {name: trainer.__dict__[name] for name in names}
     trainer.__dict__.update(dict.fromkeys(names, 1))
     try:
@@ -255,7 +293,8 @@ def _one_generation(trainer: Any) -> Any:
 
 @contextmanager
 def _at_most(trainer: Any, tokens: int) -> Any:
-    """TRL's engine samples whole episodes' worth of tokens, `max_completion_length`; a turn needs no more than this."""
+    """TRL's engine samples whole episodes' worth of tokens, `max_completion_length`; a turn needs
+    no more than this."""
     if trainer.use_vllm:
         holder, name = trainer.vllm_generation, "max_completion_length"
     else:

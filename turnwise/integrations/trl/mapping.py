@@ -1,31 +1,92 @@
-"""A turnwise config in TRL's terms. What TRL cannot honour is refused by name; nothing is ignored."""
+"""Translates a turnwise config to TRL's arguments. Settings that TRL cannot honour are refused by
+name."""
 
 import dataclasses
 from typing import Any
 
 from turnwise.algos.algorithm import Algorithm
-from turnwise.algos.table import build_algorithm
+from turnwise.algos.table import PRESETS, build_algorithm, own_parts
 from turnwise.config.schema import Config, TrainConfig
 
 UNCLIPPED = 1e6
+_WITHOUT_CRITIC = [preset for preset in PRESETS.values() if not preset.needs_critic]
+CREDITS = ("group_relative", "turn_level", *dict.fromkeys(p.advantage for p in _WITHOUT_CRITIC))
+"""Values of `VerifiersGRPOConfig.credit`: two for TRL only, and all estimators without critic."""
+
+
+def check_credit(name: str) -> None:
+    """Raises ValueError where TRL cannot honour this way of assigning credit."""
+    if name in CREDITS:
+        return
+    if any(name in (p.name, p.advantage) for p in PRESETS.values() if p.needs_critic):
+        raise ValueError(
+            f"credit {name!r} needs a critic, and TRL has none: use turnwise's own trainer "
+            f"(backend native) for it, or one of {', '.join(CREDITS)}"
+        )
+    raise ValueError(f"credit is one of {', '.join(CREDITS)}, got {name!r}")
 
 
 def refuse(config: Config) -> Algorithm:
-    """The config's algorithm. Raises ValueError, naming the setting, where TRL has no way to honour it."""
+    """The config's algorithm. Raises ValueError, naming the setting, where TRL has no way to honour
+    it."""
+    for key, value in own_parts(config):
+        raise ValueError(
+            f"{key} = {value!r} cannot be honoured by backend trl: your own parts run on the "
+            "native trainer; use backend native for it"
+        )
     algorithm = build_algorithm(config.algo)
     name = config.algo.name
     if algorithm.needs_critic:
+        usable = ", ".join(p.name for p in _WITHOUT_CRITIC if p.filter == "none")
         raise ValueError(
-            f"algo.name = {name!r} needs a critic, and TRL has none; use backend native, or one of grpo, dr_grpo, "
-            "rloo, reinforce_pp, gigpo, gspo, cispo"
+            f"algo.name = {name!r} needs a critic, and TRL has none; use backend native, or one of "
+            f"{usable}"
         )
+    check_credit(algorithm.advantage)
+    for key, value, wrong, why in _rules(config, algorithm):
+        if wrong:
+            raise ValueError(
+                f"{key} = {value!r} cannot be honoured by backend trl: {why}; use backend native "
+                "for it"
+            )
+    loss_of(algorithm)
+    return algorithm
+
+
+def _rules(config: Config, algorithm: Algorithm) -> list[tuple[str, Any, bool, str]]:
+    """(setting, its value, whether it is refused, why)."""
     updates = config.train.epochs * config.train.mini_batches
-    rules: list[tuple[str, Any, bool, str]] = [
-        ("algo.filter", algorithm.filter, algorithm.filter != "none", _filter_hint(name)),
-        ("algo.kl_in", algorithm.kl_in, algorithm.kl_coef > 0 and algorithm.kl_in != "loss", "TRL's KL is in the loss"),
-        ("algo.kl_form", algorithm.kl_form, algorithm.kl_coef > 0 and algorithm.kl_form != "k3", "TRL's KL is k3"),
-        ("algo.kl_target", algorithm.kl_target, algorithm.kl_target is not None, "TRL's beta is fixed"),
-        ("algo.tis_cap", algorithm.tis_cap, algorithm.tis_cap is not None, "set trl.vllm_importance_sampling_clip_max"),
+    return [
+        (
+            "algo.filter",
+            algorithm.filter,
+            algorithm.filter != "none",
+            _filter_hint(config.algo.name),
+        ),
+        (
+            "algo.kl_in",
+            algorithm.kl_in,
+            algorithm.kl_coef > 0 and algorithm.kl_in != "loss",
+            "TRL's KL is in the loss",
+        ),
+        (
+            "algo.kl_form",
+            algorithm.kl_form,
+            algorithm.kl_coef > 0 and algorithm.kl_form != "k3",
+            "TRL's KL is k3",
+        ),
+        (
+            "algo.kl_target",
+            algorithm.kl_target,
+            algorithm.kl_target is not None,
+            "TRL's beta is fixed",
+        ),
+        (
+            "algo.tis_cap",
+            algorithm.tis_cap,
+            algorithm.tis_cap is not None,
+            "set trl.vllm_importance_sampling_clip_max",
+        ),
         (
             "train.target_kl",
             config.train.target_kl,
@@ -36,7 +97,14 @@ def refuse(config: Config) -> Algorithm:
             "rollout.window",
             config.rollout.window,
             config.rollout.window != "full" and algorithm.kl_coef > 0,
-            "TRL scores the reference policy on one row per episode, and a window makes several; set algo.kl_coef: 0",
+            "TRL scores the reference policy on one row per episode, and a window makes several; "
+            "set algo.kl_coef: 0",
+        ),
+        (
+            "eval.baselines",
+            True,
+            config.eval.baselines is True,
+            "the native trainer plays them; use `turnwise eval`",
         ),
         (
             "env.shaping.normalize",
@@ -51,6 +119,12 @@ def refuse(config: Config) -> Algorithm:
             "one environment per run",
         ),
         (
+            "train.time_limit",
+            config.train.time_limit,
+            config.train.time_limit is not None,
+            "set it to null and let the scheduler send SIGTERM, which ends the run after its step",
+        ),
+        (
             "train.max_minutes",
             config.train.max_minutes,
             config.train.max_minutes is not None,
@@ -58,17 +132,13 @@ def refuse(config: Config) -> Algorithm:
         ),
         ("train.compile", config.train.compile, config.train.compile, "set trl.torch_compile"),
     ]
-    for key, value, wrong, why in rules:
-        if wrong:
-            raise ValueError(f"{key} = {value!r} cannot be honoured by backend trl: {why}; use backend native for it")
-    loss_of(algorithm)
-    return algorithm
 
 
 def _filter_hint(name: str) -> str:
     if name == "dapo":
         return (
-            "its batch has a fixed number of rows, so DAPO's dynamic sampling is out of reach; its loss is algo.name: "
+            "its batch has a fixed number of rows, so DAPO's dynamic sampling is out of reach; its "
+            "loss is algo.name: "
             "grpo with algo.reduction: token_mean and algo.clip_high: 0.28"
         )
     return "its batch has a fixed number of rows"
@@ -78,15 +148,24 @@ def loss_of(algorithm: Algorithm) -> str:
     """TRL's loss_type for an algorithm's surrogate and reduction."""
     if algorithm.surrogate == "cispo":
         if algorithm.reduction != "token_mean":
-            raise ValueError(f"algo.reduction = {algorithm.reduction!r} cannot be honoured: TRL's cispo is token_mean")
+            raise ValueError(
+                f"algo.reduction = {algorithm.reduction!r} cannot be honoured: TRL's cispo is "
+                "token_mean"
+            )
         return "cispo"
     # One row is one episode in TRL, so the two means are the same.
-    kinds = {"token_mean": "dapo", "episode_mean": "grpo", "sequence_mean": "grpo", "token_sum_norm": "dr_grpo"}
+    kinds = {
+        "token_mean": "dapo",
+        "episode_mean": "grpo",
+        "sequence_mean": "grpo",
+        "token_sum_norm": "dr_grpo",
+    }
     return kinds[algorithm.reduction]
 
 
 def trl_arguments(config: Config, algorithm: Algorithm, *, processes: int = 1) -> dict[str, Any]:
-    """Arguments of VerifiersGRPOConfig. Those under `trl` in the config win; one that does not exist is refused."""
+    """Arguments of VerifiersGRPOConfig. Those under `trl` in the config win; one that does not
+    exist is refused."""
     from turnwise.integrations.trl.config import VerifiersGRPOConfig
 
     train, rollout = config.train, config.rollout
@@ -94,12 +173,16 @@ def trl_arguments(config: Config, algorithm: Algorithm, *, processes: int = 1) -
     per_update = rows // (train.mini_batches * processes)
     if per_update * train.mini_batches * processes != rows:
         raise ValueError(
-            f"{rows} episodes per step do not divide into train.mini_batches = {train.mini_batches} for {processes} "
+            f"{rows} episodes per step do not divide into train.mini_batches = "
+            f"{train.mini_batches} for {processes} "
             "processes"
         )
     micro = int(config.trl.get("per_device_train_batch_size", per_update))
     if per_update % micro:
-        raise ValueError(f"trl.per_device_train_batch_size = {micro} does not divide {per_update} episodes per update")
+        raise ValueError(
+            f"trl.per_device_train_batch_size = {micro} does not divide {per_update} episodes per "
+            "update"
+        )
     clipped = algorithm.surrogate != "policy_gradient"
     chosen: dict[str, Any] = {
         "per_device_train_batch_size": micro,
@@ -110,7 +193,8 @@ def trl_arguments(config: Config, algorithm: Algorithm, *, processes: int = 1) -
         "max_steps": train.steps * train.mini_batches * train.epochs,
         "temperature": rollout.temperature,
         "max_tokens_per_turn": rollout.max_response_tokens,
-        "max_completion_length": rollout.max_context or rollout.max_response_tokens * train.max_turn * 4,
+        "max_completion_length": rollout.max_context
+        or rollout.max_response_tokens * train.max_turn * 4,
         "learning_rate": train.lr,
         "weight_decay": train.weight_decay,
         "adam_beta1": train.adam_betas[0],
@@ -140,7 +224,9 @@ def trl_arguments(config: Config, algorithm: Algorithm, *, processes: int = 1) -
     known = {spec.name for spec in dataclasses.fields(VerifiersGRPOConfig)}
     if algorithm.entropy_coef:
         if "entropy_coef" not in known:
-            raise ValueError("algo.entropy_coef needs a TRL release whose GRPOConfig has entropy_coef (1.16)")
+            raise ValueError(
+                "algo.entropy_coef needs a TRL release whose GRPOConfig has entropy_coef (1.16)"
+            )
         chosen["entropy_coef"] = algorithm.entropy_coef
     for key in config.trl:
         if key not in known:

@@ -30,11 +30,11 @@ class Rows:
     """Place of the first row among the rows of all processes."""
     group_size: int
     moment: tuple[int, ...]
-    """Names the batch among the batches of the run: seeds are derived from it."""
+    """Identifies the batch within the run; seeds are derived from it."""
 
 
 class EpisodePlayer:
-    """The environments, contexts and generator of a run, and the event loop that they live in.
+    """The environments, contexts and generator of a run, with their event loop.
 
     Args:
         ahead: play on a thread of its own, beside training; else in the caller's thread.
@@ -61,7 +61,9 @@ class EpisodePlayer:
         self._loop: asyncio.AbstractEventLoop | None = None
         if ahead:
             self._loop = asyncio.new_event_loop()
-            threading.Thread(target=self._loop.run_forever, name="turnwise-episodes", daemon=True).start()
+            threading.Thread(
+                target=self._loop.run_forever, name="turnwise-episodes", daemon=True
+            ).start()
 
         async def build() -> AgentProxy:
             factories = None if source.by_name else {config.env.name: source.factory}
@@ -74,7 +76,8 @@ class EpisodePlayer:
         return self.submit(job).result()
 
     def submit(self, job: Coroutine[Any, Any, Any]) -> "Future[Any]":
-        """The coroutine, started on the player's thread; where it has none, it is run to its end."""
+        """The coroutine, started on the player's thread; where it has none, it is run to its
+        end."""
         if self._loop is not None:
             return asyncio.run_coroutine_threadsafe(job, self._loop)
         assert self._runner is not None
@@ -84,15 +87,43 @@ class EpisodePlayer:
         return future
 
     def play(self, rows: Rows) -> "Future[list[Episode]]":
-        """The rows' episodes, in their order; failed ones have a status that says so."""
+        """The rows' episodes in order, including failed ones."""
+        self._refuse_split_groups(rows)
         plans = self.plans(rows)
         generator = self.proxy.generator
         inner = getattr(generator, "_generator", generator)
         if isinstance(inner, TRLGenerator):
-            return self.submit(self._play_in_rounds(plans, inner))
-        return self.submit(self.proxy.play_plans(plans, timeout=self._timeout))
+            return self.submit(self._scored(self._play_in_rounds(plans, inner)))
+        return self.submit(self._scored(self.proxy.play_plans(plans, timeout=self._timeout)))
 
-    async def _play_in_rounds(self, plans: Sequence[EpisodePlan], engine: TRLGenerator) -> list[Episode]:
+    def _refuse_split_groups(self, rows: Rows) -> None:
+        if self._source.score_group is None:
+            return
+        if rows.first % rows.group_size or len(rows.numbers) % rows.group_size:
+            raise ValueError(
+                f"{self._source.name} scores the {rows.group_size} episodes of a group together, "
+                f"and each process plays {len(rows.numbers)}; choose a batch per process that is a "
+                "multiple of num_generations"
+            )
+
+    async def _scored(self, job: Coroutine[Any, Any, list[Episode]]) -> list[Episode]:
+        """The episodes, with the rewards that a group gets together."""
+        episodes, score = await job, self._source.score_group
+        if score is None:
+            return episodes
+        groups: dict[int, list[Episode]] = {}
+        for episode in episodes:
+            if episode.turns and not episode.status.failed:
+                groups.setdefault(episode.group_id, []).append(episode)
+        found: dict[str, Episode] = {}
+        for members in groups.values():
+            scored = await asyncio.to_thread(score, members)
+            found |= {episode.id: episode for episode in scored}
+        return [found.get(episode.id, episode) for episode in episodes]
+
+    async def _play_in_rounds(
+        self, plans: Sequence[EpisodePlan], engine: TRLGenerator
+    ) -> list[Episode]:
         job = asyncio.create_task(self.proxy.play_plans(plans, timeout=self._timeout))
         try:
             await engine.serve(job)
@@ -102,7 +133,7 @@ class EpisodePlayer:
         return await job
 
     def plans(self, rows: Rows) -> list[EpisodePlan]:
-        """What is fixed about the episodes before they are played."""
+        """The plans of the rows' episodes."""
         config, seed = self._config, self._config.seed
         limit = turn_limit(config, config.env, self._source.probe)
         label = "-".join(str(part) for part in rows.moment)

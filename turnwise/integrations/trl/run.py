@@ -1,16 +1,20 @@
-"""`turnwise train --backend trl`: the native trainer's config, TRL's trainer, the same run directory."""
+# pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false
+# pyright: reportUnknownVariableType=false
+"""`turnwise train --backend trl`: the native trainer's config, TRL's trainer, the same run
+directory."""
 
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from transformers import TrainerCallback
 from transformers.trainer_utils import get_last_checkpoint
 
 from turnwise.config.schema import Config
 from turnwise.envs.registry import make_env
+from turnwise.envs.trust import refuse_foreign_code
 from turnwise.evaluate.evaluation import PolicyPlayer, evaluate
 from turnwise.generate.hf import HFGenerator
 from turnwise.integrations.trl.engines import base_model
@@ -22,20 +26,27 @@ from turnwise.log.report import write_report
 from turnwise.log.store import RunDirectory, RunReader
 from turnwise.log.trackers import make_trackers
 from turnwise.models.policy import load_model, load_tokenizer
+from turnwise.procs.stop import StopRequest, say_stopping
+from turnwise.train.checkpoint import check_files
 from turnwise.train.networks import first_policy, load_stored_tokenizer
 from turnwise.train.setup import Setting, choose_setting
 from turnwise.train.trainer import RunResult
 
 
 def train(
-    config: Config | None = None, *, resume: Path | None = None, sinks: Sequence[Sink] | None = None
+    config: Config | None = None,
+    *,
+    resume: Path | None = None,
+    sinks: Sequence[Sink] | None = None,
+    trust: bool = False,
 ) -> RunResult:
-    """Trains on TRL to the end, and says what it came to; arguments and result are those of the native `train`.
+    """Trains on TRL to the end and returns the result, like the native `train`.
 
     Args:
         config: None with `resume`: the config that the run was started with.
-        resume: a run directory to go on with, from its last checkpoint.
-        sinks: who hears of the progress. None: the console.
+        resume: a run directory to resume, from its last checkpoint.
+        sinks: receivers of progress events. None: the console.
+        trust: load the code that the config of a run to resume names, whoever made it.
 
     Raises:
         ValueError: the config asks for what TRL cannot do; the message names it.
@@ -48,13 +59,18 @@ def train(
         if resume is None:
             raise ValueError("train needs a config, or a run directory to resume")
         config = RunReader(resume).config
+        refuse_foreign_code(config, stored=resume / "config.yaml", trust=trust)
     if config.backend != "trl":
         raise ValueError(f"this trains on TRL, and the config asks for backend {config.backend!r}")
     refuse(config)
     setting = choose_setting(config)
     listeners = Sinks([*([ConsoleSink()] if sinks is None else sinks), *make_trackers(config.log)])
     name = f"{config.env.name.rpartition(':')[2]}-trl-{config.algo.name}-s{config.seed}"
-    run = RunDirectory.create(config.log, config, default_name=name) if resume is None else RunDirectory.open(resume)
+    run = (
+        RunDirectory.create(config.log, config, default_name=name)
+        if resume is None
+        else RunDirectory.open(resume)
+    )
     with run:
         result = _TRLRun(setting, run, listeners).fit(resumed=resume is not None)
     if config.log.report:
@@ -63,7 +79,7 @@ def train(
 
 
 class _TRLRun:
-    """One run: the trainer, its evaluations, and what is told about it."""
+    """One run: the trainer, its evaluations and its events."""
 
     def __init__(self, setting: Setting, run: RunDirectory, sinks: Sinks) -> None:
         self._started = time.perf_counter()
@@ -72,6 +88,7 @@ class _TRLRun:
         self._run = run
         self._sinks = sinks
         self._evaluations: list[Evaluated] = []
+        self._stopped: str | None = None
 
     def fit(self, *, resumed: bool) -> RunResult:
         config = self._config
@@ -80,14 +97,23 @@ class _TRLRun:
         trainer = self._build(resumed=resumed)
         self._trainer = trainer
         checkpoint = get_last_checkpoint(str(self._run.checkpoints)) if resumed else None
-        facts = {"model": config.model.path or "embedded", "backend": "trl", "algorithm": config.algo.name}
+        facts = {
+            "model": config.model.path or "embedded",
+            "backend": "trl",
+            "algorithm": config.algo.name,
+        }
         self._sinks.handle(RunStarted(path=self._run.path, config=config, facts=facts))
         interrupted = False
         try:
             if config.eval.before and checkpoint is None:
                 self._evaluate("before")
-            trainer.train(resume_from_checkpoint=checkpoint)
-            if config.eval.after:
+            with _asked_to_stop() as stop:
+                trainer.add_callback(_SaveAndStop(stop))
+                trainer.train(resume_from_checkpoint=checkpoint)
+            if stop.reason is not None and trainer.state.global_step < config.train.steps:
+                self._stopped = stop.reason
+                interrupted = True
+            elif config.eval.after:
                 self._evaluate("after")
             return self._result()
         except KeyboardInterrupt:
@@ -97,7 +123,13 @@ class _TRLRun:
             seconds = time.perf_counter() - self._started
             before, after = self._labelled("before"), self._labelled("after")
             self._sinks.handle(
-                RunEnded(path=self._run.path, seconds=seconds, before=before, after=after, interrupted=interrupted)
+                RunEnded(
+                    path=self._run.path,
+                    seconds=seconds,
+                    before=before,
+                    after=after,
+                    interrupted=interrupted,
+                )
             )
             trainer.close()
             self._sinks.close()
@@ -105,21 +137,25 @@ class _TRLRun:
     def _build(self, *, resumed: bool) -> Any:
         from accelerate import PartialState
 
-        from turnwise.integrations.trl.config import VerifiersGRPOConfig
+        from turnwise.integrations.trl.config import VerifiersGRPOConfig, resolved
         from turnwise.integrations.trl.trainer import VerifiersGRPOTrainer
 
         config, run = self._config, self._run
         algorithm = replace(refuse(config), singleton="zero")
         initial = run.path / "initial_model"
         if resumed and config.model.path is None and initial.is_dir():
-            model, tokenizer = load_model(config.model, path=initial), load_stored_tokenizer(initial)
+            model, tokenizer = (
+                load_model(config.model, path=check_files(initial)),
+                load_stored_tokenizer(initial),
+            )
         else:
             model, tokenizer, metrics = first_policy(config, initial=initial, say=self._say)
             if metrics:
                 run.write_metrics(0, metrics)
         if config.model.path is not None:
             tokenizer = load_tokenizer(config.model)
-        model.config._name_or_path = config.model.path or str(initial)  # TRL loads the reference model by it
+        # TRL loads the reference model by this name.
+        cast(Any, model).config._name_or_path = config.model.path or str(initial)
         settings = trl_arguments(config, algorithm, processes=PartialState().num_processes)
         args = VerifiersGRPOConfig(str(run.checkpoints), **settings)
         lora = {}
@@ -138,15 +174,18 @@ class _TRLRun:
             **lora,
         )
         if algorithm.reduction == "token_sum_norm":
-            # TRL divides by max_completion_length where turnwise divides by a constant; the loss is linear in this.
-            trainer.advantage_scale = args.max_completion_length / algorithm.norm_tokens
+            # TRL divides by max_completion_length where turnwise divides by a constant; the loss is
+            # linear in this.
+            trainer.advantage_scale = resolved(args.max_completion_length) / algorithm.norm_tokens
         return trainer
 
     def _source(self) -> EnvSource:
         config = self._config
         factories = self._setting.factories
         tag = config.env.name
-        factory: Callable[[], Any] = factories[tag] if tag in factories else lambda: make_env(config.env)
+        factory: Callable[[], Any] = (
+            factories[tag] if tag in factories else lambda: make_env(config.env)
+        )
         groups = config.rollout.train.env_groups
         return EnvSource(
             name=tag,
@@ -190,6 +229,7 @@ class _TRLRun:
             after=self._labelled("after"),
             seconds=time.perf_counter() - self._started,
             checkpoint=folder,
+            stopped=self._stopped,
         )
         self._run.write_summary(
             {
@@ -224,13 +264,41 @@ class _Progress(TrainerCallback):
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
         if logs and "loss" in logs:
-            numbers = {name: float(value) for name, value in logs.items() if isinstance(value, int | float)}
+            numbers = {
+                name: float(value) for name, value in logs.items() if isinstance(value, int | float)
+            }
             self._sinks.handle(StepDone(step=state.global_step, metrics=numbers))
+
+
+class _SaveAndStop(TrainerCallback):
+    """Ends a run that was asked to stop after its step, with a checkpoint."""
+
+    def __init__(self, stop: StopRequest) -> None:
+        self._stop = stop
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if self._stop.reason is not None:
+            control.should_save = control.should_training_stop = True
+
+
+def _asked_to_stop() -> StopRequest:
+    """Listens to signals where one process trains: of several, each would have to end after the
+    same step."""
+    from accelerate import PartialState
+
+    return StopRequest(heard=say_stopping, listen=PartialState().num_processes == 1)
 
 
 def _lora(config: Config) -> Any:
     from peft import LoraConfig
 
     lora = config.model.lora
-    modules = lora.target_modules if isinstance(lora.target_modules, str) else list(lora.target_modules)
-    return LoraConfig(r=lora.rank, lora_alpha=lora.alpha, lora_dropout=lora.dropout, target_modules=modules)
+    modules = (
+        lora.target_modules if isinstance(lora.target_modules, str) else list(lora.target_modules)
+    )
+    return LoraConfig(
+        r=lora.rank,
+        lora_alpha=cast(Any, lora.alpha),
+        lora_dropout=lora.dropout,
+        target_modules=modules,
+    )

@@ -1,4 +1,6 @@
-"""From TRL's arguments to the parts that play the episodes: engine, rollout config, player."""
+# pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false
+# pyright: reportUnknownVariableType=false
+"""Creates engine, rollout config and player from TRL's arguments."""
 
 import logging
 from typing import Any
@@ -12,7 +14,7 @@ from turnwise.envs.base import EnvError
 from turnwise.generate.base import Generator
 from turnwise.generate.hf import HFGenerator
 from turnwise.generate.stops import end_ids
-from turnwise.integrations.trl.config import VerifiersGRPOConfig
+from turnwise.integrations.trl.config import VerifiersGRPOConfig, resolved
 from turnwise.integrations.trl.engines import Budgeted, Gate, TRLGenerator, base_model, snapshot
 from turnwise.integrations.trl.player import EpisodePlayer
 from turnwise.integrations.trl.sources import EnvSource
@@ -34,29 +36,43 @@ def refuse_unsupported(args: VerifiersGRPOConfig) -> None:
     for name, wrong in changed.items():
         if wrong:
             raise ValueError(
-                f"{name} = {getattr(args, name)} changes the sampled distribution but not the scored one, so {where} "
+                f"{name} = {getattr(args, name)} changes the sampled distribution but not the "
+                f"scored one, so {where} "
                 f"would learn from the wrong ratios; leave {name} at its default"
             )
     if args.temperature <= 0:
         raise ValueError(f"training needs a temperature above 0, got {args.temperature}")
     if args.generation_kwargs and args.engine == "local":
-        raise ValueError("generation_kwargs mean nothing to engine 'local'; remove them or set engine='trl'")
+        raise ValueError(
+            "generation_kwargs mean nothing to engine 'local'; remove them or set engine='trl'"
+        )
     if args.credit != "group_relative":
         _refuse_beside_credit(args)
 
 
 def _refuse_beside_credit(args: VerifiersGRPOConfig) -> None:
-    """Raises ValueError for what TRL does to its own advantages, where others take their place."""
+    """Raises ValueError for settings of TRL's own advantages if another credit replaces them."""
     # turn_level compares within groups, scaled or not; the estimators have their own scale.
     scales = ("group", "none") if args.credit == "turn_level" else ("group",)
     rules = [
-        ("scale_rewards", args.scale_rewards not in scales, f"it is one of {', '.join(scales)} there"),
-        ("multi_objective_aggregation", args.multi_objective_aggregation != "sum_then_normalize", "rewards are summed"),
+        (
+            "scale_rewards",
+            args.scale_rewards not in scales,
+            f"it is one of {', '.join(scales)} there",
+        ),
+        (
+            "multi_objective_aggregation",
+            args.multi_objective_aggregation != "sum_then_normalize",
+            "rewards are summed",
+        ),
         ("use_liger_kernel", args.use_liger_kernel, "liger's loss takes one advantage per episode"),
     ]
     for name, wrong, why in rules:
         if wrong:
-            raise ValueError(f"{name} = {getattr(args, name)!r} cannot be honoured with credit {args.credit!r}: {why}")
+            raise ValueError(
+                f"{name} = {getattr(args, name)!r} cannot be honoured with credit {args.credit!r}: "
+                f"{why}"
+            )
 
 
 def choose_engine(trainer: Any) -> str:
@@ -66,7 +82,9 @@ def choose_engine(trainer: Any) -> str:
     if reason is None:
         return "local" if args.engine == "auto" else args.engine
     if args.engine == "local":
-        raise ValueError(f"engine 'local' samples in each process by itself, and {reason}; set engine='auto'")
+        raise ValueError(
+            f"engine 'local' samples in each process by itself, and {reason}; set engine='auto'"
+        )
     return "trl"
 
 
@@ -87,17 +105,20 @@ def _needs_trl(trainer: Any) -> str | None:
     return None
 
 
-def run_config(source: EnvSource, args: VerifiersGRPOConfig, given: Config | None) -> Config:
+def episodes_config(source: EnvSource, args: VerifiersGRPOConfig, given: Config | None) -> Config:
     """The turnwise config of the run's episodes: the given one, or what the arguments say."""
     if given is not None:
         rollout = given.rollout.model_copy(update={"min_group_size": 1})
         return given.model_copy(update={"rollout": rollout})
-    seconds = min(args.env_timeout, args.async_timeout)
+    seconds, longest = (
+        min(args.env_timeout, args.async_timeout),
+        resolved(args.max_completion_length),
+    )
     rollout = RolloutConfig(
-        max_response_tokens=min(args.max_tokens_per_turn or args.max_completion_length, args.max_completion_length),
+        max_response_tokens=min(args.max_tokens_per_turn or longest, longest),
         temperature=args.temperature,
         slots=args.max_concurrent,
-        # Objects run in threads, so that one that is slow or hangs holds nobody else.
+        # Objects run in threads, so that a slow or hanging one does not block the others.
         isolation="auto" if source.by_name else "thread",
         num_workers=args.env_threads,
         reset_timeout=seconds,
@@ -118,23 +139,41 @@ def make_player(trainer: Any, *, engine: str, ahead: bool) -> EpisodePlayer:
     args, source = trainer.args, trainer.source
     tokenizer = trainer._text_tokenizer()
     config = trainer.episode_config
-    room = args.max_context or config.rollout.max_context or _measure_context(source, tokenizer, args)
+    room = (
+        args.max_context or config.rollout.max_context or _measure_context(source, tokenizer, args)
+    )
+
+    # Without a limit per reply, the first one could use up what the episode may say.
+    halve = args.max_tokens_per_turn is None and config.train.max_turn > 1
 
     def make() -> Generator:
         if engine == "trl":
             model = base_model(trainer)
             stop_ids = end_ids(tokenizer, model.generation_config)
             return Budgeted(
-                TRLGenerator(trainer, stop_ids=stop_ids, max_context=_vllm_room(trainer, _model_room(model, room))),
+                TRLGenerator(
+                    trainer,
+                    stop_ids=stop_ids,
+                    max_context=_vllm_room(trainer, _model_room(model, room)),
+                ),
                 budget=args.max_completion_length,
+                halve=halve,
             )
         model = base_model(trainer)
         if ahead:
             model = trainer._snapshot = snapshot(model)
         slots = min(config.rollout.slots, _episodes_at_once(trainer, ahead))
         version = trainer.state.global_step
-        local = HFGenerator(model, tokenizer, slots=slots, max_context=_model_room(model, room), policy_version=version)
-        return Budgeted(Gate(local) if ahead else local, budget=args.max_completion_length)
+        local = HFGenerator(
+            model,
+            tokenizer,
+            slots=slots,
+            max_context=_model_room(model, room),
+            policy_version=version,
+        )
+        return Budgeted(
+            Gate(local) if ahead else local, budget=args.max_completion_length, halve=halve
+        )
 
     return EpisodePlayer(
         config=config,
@@ -149,19 +188,24 @@ def make_player(trainer: Any, *, engine: str, ahead: bool) -> EpisodePlayer:
 
 def _episodes_at_once(trainer: Any, ahead: bool) -> int:
     rows = trainer.args.per_device_train_batch_size * trainer.args.steps_per_generation
-    return max(rows * (1 + (trainer.args.num_batches_ahead if ahead else 0)), trainer.args.per_device_eval_batch_size)
+    return max(
+        rows * (1 + (trainer.args.num_batches_ahead if ahead else 0)),
+        trainer.args.per_device_eval_batch_size,
+    )
 
 
 def _measure_context(source: EnvSource, tokenizer: Any, args: VerifiersGRPOConfig) -> int:
-    """Room for the longest of the first prompts twice over, and for the completion."""
+    """Context length: twice the longest of the first prompts, plus the completion."""
     renderer = Renderer(tokenizer)
     longest = 64
     try:
         for opening in source.openings("train", limit=PROBED_PROMPTS):
-            longest = max(longest, len(renderer.encode(renderer.prompt(opening.messages, opening.tools))))
+            longest = max(
+                longest, len(renderer.encode(renderer.prompt(opening.messages, opening.tools)))
+            )
     except EnvError as error:  # it fails in its episode too, where failures are counted
         logger.warning("could not measure the prompts: %s", error)
-    return 2 * longest + args.max_completion_length
+    return 2 * longest + resolved(args.max_completion_length)
 
 
 def _model_room(model: Any, room: int) -> int:
@@ -170,7 +214,8 @@ def _model_room(model: Any, room: int) -> int:
 
 
 def _vllm_room(trainer: Any, room: int) -> int:
-    """The room that vLLM leaves: it raises on a longer prompt, which would end the run and not the episode."""
+    """Limits the context to vLLM's: a longer prompt raises there and would end the run instead of
+    the episode."""
     args = trainer.args
     limits = [args.vllm_max_model_length] if args.use_vllm else []
     if args.use_vllm and args.vllm_mode == "server" and trainer.accelerator.is_main_process:

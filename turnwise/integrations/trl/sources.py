@@ -1,32 +1,52 @@
-"""EnvSource: any supported environment as tasks to train on, and as a factory of environments to play them in."""
+# pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false
+# pyright: reportUnknownVariableType=false
+"""EnvSource: any supported environment as tasks to train on, and as a factory of environments to
+play them in."""
 
 import copy
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from itertools import islice
+from typing import Any, TypeGuard
 
 from turnwise.config.schema import EnvConfig
 from turnwise.envs.adapters import as_env
 from turnwise.envs.any_object import looks_like_env
 from turnwise.envs.base import BaseEnv, Env, EnvError
 from turnwise.envs.data_rows import prompt_messages
+from turnwise.envs.gate import json_safe
 from turnwise.envs.messages import MultiTurnEnv
 from turnwise.envs.registry import find_env, make_env
-from turnwise.envs.validate import json_safe
-from turnwise.integrations.trl.factory_env import FactoryTurns
+from turnwise.integrations.trl.factory_env import WHICH, FactoryTurns
 from turnwise.integrations.verifiers.environments import (
     is_legacy_environment,
     is_taskset,
-    legacy_source,
-    taskset_source,
+    verifiers_source,
 )
 from turnwise.seeding import derive_seed
-from turnwise.types import Json, Observation, Task
+from turnwise.types import Episode, Json, Observation, Task
 
 ROW = "turnwise_row"
 """The column of TRL's data set that says which task a row is."""
+SPLIT = "turnwise_split"
+COLUMNS = "turnwise_columns"
+"""The column with the whole row, where the rows are streamed."""
 Row = Mapping[str, Json]
+
+
+@dataclass(slots=True)
+class Stream:
+    """Rows of an iterable data set: those of the batch at hand, by number."""
+
+    dataset: Any
+    known: dict[int, Row]
+
+    def __len__(self) -> int:
+        return len(self.known)
+
+    def __getitem__(self, number: int) -> Row:
+        return self.known[number]
 
 
 @dataclass(kw_only=True, slots=True)
@@ -41,14 +61,23 @@ class EnvSource:
     config: EnvConfig
     by_name: bool = False
     """A registered name: rollouts may then run it in worker processes."""
-    rows: dict[str, Sequence[Row] | None]
+    rows: dict[str, Sequence[Row] | Stream | None]
     """By split; None where tasks are drawn by seed."""
+    text_splits: set[str] = field(default_factory=set[str])
+    """Splits that the user gave with prompts of plain text: reward functions then get text."""
+    instances: dict[int, object] = field(default_factory=dict[int, object])
+    """Objects of a class in the style of `environment_factory`, by the noise seed of their
+    episode."""
     seed: int = 0
     num_tasks: int = 1024
     groups: int | None = None
     """Tasks per step, where tasks are drawn as the native trainer draws them: by step and group."""
     original: object = None
     """The environment as it was given."""
+    score_group: Callable[[Sequence[Episode]], list[Episode]] | None = None
+    """Gives the usable episodes of a group their rewards, where these are only known together."""
+    close: Callable[[], None] | None = None
+    """Stops what the environments share."""
 
     _probe: Env | None = field(default=None, init=False)
 
@@ -66,7 +95,11 @@ class EnvSource:
     def columns(self, split: str, number: int) -> dict[str, Json]:
         """What reward functions are told about a task, beside prompt and completion."""
         rows = self.rows.get(split)
-        return {} if rows is None else {key: value for key, value in rows[number].items() if key != "prompt"}
+        return (
+            {}
+            if rows is None
+            else {key: value for key, value in rows[number].items() if key != "prompt"}
+        )
 
     def task(self, split: str, number: int) -> Task:
         """Task number `number` of a split: the same one whenever it is asked for."""
@@ -79,31 +112,71 @@ class EnvSource:
         return Task(id=f"{self.name}/{split}/{number}", seed=seed, payload=payload, split=split)
 
     def openings(self, split: str, *, limit: int | None = None) -> Iterator[Observation]:
-        """What the first tasks of a split show before the first turn, the system message included."""
+        """What the first tasks of a split show before the first turn, the system message
+        included."""
         env = self.factory()
         try:
-            count = self.length(split)
-            for number in range(count if limit is None else min(limit, count)):
+            rows = self.rows.get(split)
+            numbers = rows.known if isinstance(rows, Stream) else range(self.length(split))
+            for number in islice(numbers, limit):
                 yield env.reset(self.task(split, number))
         finally:
             env.close()
 
     def placeholder(self, split: str, number: int) -> list[dict[str, Json]]:
-        """The prompt as far as it is known without a reset. Once played, the real opening takes its place."""
+        """The prompt as far as it is known without a reset. Once played, the real opening takes its
+        place."""
         rows = self.rows.get(split)
         found = prompt_messages(rows[number], name=self.name) if rows is not None else []
         return found or [{"role": "user", "content": f"{self.name}: task {number}"}]
 
-    def use_rows(self, split: str, rows: Any) -> None:
-        """Takes the tasks of a split from a data set that the user gave."""
+    def use_rows(self, split: str, rows: Any, *, name: str) -> None:
+        """Takes the tasks of a split from a data set that the user gave as the argument `name`."""
+        if not hasattr(rows, "__len__"):
+            if not hasattr(rows, "map"):
+                raise ValueError(
+                    f"{name} is a data set or an iterable data set of the library datasets, or a "
+                    f"list of rows, got {type(rows).__name__}"
+                )
+            rows = Stream(rows, dict(enumerate(islice(rows, 1))))
         if len(rows) == 0:
-            raise ValueError(f"the {split} data set is empty")
+            raise ValueError(f"{name} is empty")
+        self._check_rows(rows, name)
         self.rows[split] = rows
+        if isinstance(rows[0].get("prompt"), str):
+            self.text_splits.add(split)
+
+    def _check_rows(self, rows: Any, name: str) -> None:
+        """Raises ValueError where a column is missing without which no episode can begin."""
+        if not isinstance(rows[0], Mapping):
+            raise ValueError(f"a row of {name} is a dict, got {type(rows[0]).__name__}")
+        columns = ", ".join(rows[0])
+        if isinstance(self.original, MultiTurnEnv) and not prompt_messages(rows[0], name=name):
+            raise ValueError(f"{name} has no column 'prompt'; its columns are {columns}")
+        if isinstance(self.original, Mapping):
+            missing = {row.get(WHICH) for row in rows} if not isinstance(rows, Stream) else set()
+            missing -= set(self.original)
+            if missing:
+                raise ValueError(
+                    f"the column {WHICH!r} of {name} says which of env's classes "
+                    f"({', '.join(self.original)}) plays a row, got {sorted(map(str, missing))}"
+                )
+
+    def remember(self, inputs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+        """The rows of TRL's batch; those of a stream are kept until the next batch."""
+        if COLUMNS in inputs[0]:
+            stream = self.rows[inputs[0][SPLIT]]
+            assert isinstance(stream, Stream)
+            stream.known = {row[ROW]: row[COLUMNS] for row in inputs}
+        return [{key: row[key] for key in row if key != COLUMNS} for row in inputs]
 
 
-def make_source(env: object, *, seed: int = 0, num_tasks: int = 1024, config: EnvConfig | None = None) -> EnvSource:
-    """The source that an environment is: a registered name, a turnwise environment, a class in the style of TRL's
-    `environment_factory`, an environment of verifiers up to 0.3.1, or a taskset of verifiers 0.4.
+def make_source(
+    env: object, *, seed: int = 0, num_tasks: int = 1024, config: EnvConfig | None = None
+) -> EnvSource:
+    """The source that an environment is: a registered name, a turnwise environment, a class in the
+    style of TRL's `environment_factory`, an environment of verifiers up to 0.3.1, or a taskset of
+    verifiers 0.4.
 
     Example:
         >>> source = make_source("bandit", num_tasks=3)
@@ -112,40 +185,71 @@ def make_source(env: object, *, seed: int = 0, num_tasks: int = 1024, config: En
     """
     if isinstance(env, EnvSource):
         return env
+    rows: dict[str, Sequence[Row] | Stream | None] = {"train": None, "val": None}
     shared: dict[str, Any] = {"seed": seed, "num_tasks": num_tasks, "original": env}
     if isinstance(env, str):
         config = (config or EnvConfig()).model_copy(update={"name": env})
         name = env if ":" in env else find_env(env).name
-        drawn: dict[str, Sequence[Row] | None] = {"train": None, "val": None}
-        return EnvSource(name=name, factory=lambda: make_env(config), config=config, by_name=True, rows=drawn, **shared)
+        return EnvSource(
+            name=name,
+            factory=lambda: make_env(config),
+            config=config,
+            by_name=True,
+            rows=rows,
+            **shared,
+        )
     name = env.__name__ if inspect.isclass(env) else type(env).__name__
+    if inspect.isroutine(env):
+        raise EnvError(
+            f"env is a function ({env.__name__}); a reward function goes into reward_funcs"
+        )
+    if isinstance(env, Mapping):
+        name = "-".join(map(str, env))
     config = (config or EnvConfig()).model_copy(update={"name": name})
-    if is_legacy_environment(env):
-        factory, rows = legacy_source(env)
-    elif is_taskset(env):
-        factory, rows = taskset_source(env)
+    if is_legacy_environment(env) or is_taskset(env):
+        found = verifiers_source(env)
+        factory = found.factory
+        rows.update(found.rows)
+        shared |= {"score_group": found.score_group, "close": found.close}
     elif isinstance(env, MultiTurnEnv):
         factory = lambda: as_env(env, config=config, name=name)  # noqa: E731
         rows = {split: _own_rows(env, split) for split in ("train", "val")}
+    elif _in_trls_style(env):
+        shared["instances"] = instances = dict[int, object]()
+        factory = lambda: FactoryTurns(env, name=name, instances=instances)  # noqa: E731
+        factory()  # refuses what is no environment, before anything else happens
     else:
-        factory, rows = _from_object(env, config, name), {"train": None, "val": None}
+        factory = _from_object(env, config, name)
     return EnvSource(name=name, factory=factory, config=config, rows=rows, **shared)
 
 
 def _own_rows(env: MultiTurnEnv, split: str) -> list[dict[str, Json]] | None:
     rows = env.rows(split)
     if rows is not None and not rows and split == "train":
-        raise EnvError(f"{type(env).__name__}: the data set has no row to train on; give more rows or val_fraction=0")
+        raise EnvError(
+            f"{type(env).__name__}: the data set has no row to train on; give more rows or "
+            "val_fraction=0"
+        )
     return rows
+
+
+def _in_trls_style(env: object) -> TypeGuard[type | Mapping[str, type]]:
+    """True for a class that is not one of turnwise's environments and has no `step`, and for a
+    dict of such classes by name."""
+    if isinstance(env, Mapping):
+        return True
+    return (
+        inspect.isclass(env)
+        and not issubclass(env, BaseEnv | MultiTurnEnv)
+        and not looks_like_env(env)
+    )
 
 
 def _from_object(env: object, config: EnvConfig, name: str) -> Callable[[], Env]:
     """A factory that gives every episode an environment of its own."""
-    if inspect.isclass(env) and not issubclass(env, BaseEnv | MultiTurnEnv) and not looks_like_env(env):
-        if not callable(getattr(env, "reset", None)):
-            raise EnvError(f"{name} is no environment: a class needs reset, and either step or methods that are tools")
-        return lambda: FactoryTurns(env, name=name)
     if inspect.isclass(env):
         return lambda: as_env(env(), config=config, name=name)
-    as_env(env, config=config, name=name)  # refuses what is no environment, before anything else happens
+    as_env(
+        env, config=config, name=name
+    )  # refuses what is no environment, before anything else happens
     return lambda: as_env(copy.deepcopy(env), config=config, name=name)

@@ -1,4 +1,5 @@
-"""The run directory of a TRL run: the same files as the native trainer's, written by the first process."""
+"""The run directory of a TRL run: the same files as the native trainer's, written by the first
+process."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -7,6 +8,7 @@ from typing import Any
 from transformers import TrainerCallback
 
 from turnwise.config.schema import Config, LogConfig
+from turnwise.data.samples import contexts
 from turnwise.integrations.trl.credit import TrainRow, sampled_ids
 from turnwise.log.store import CreditRow, LedgerEntry, RunDirectory
 from turnwise.types import Episode
@@ -16,10 +18,13 @@ class RunStore(TrainerCallback):
     """Opens a run directory when training begins, writes into it, and closes it at the end.
 
     Args:
-        folder: where `run`, `run-2`, .. are made. None: the caller gave a directory, and keeps it.
+        folder: where `run`, `run-2`, .. are created. None: the caller gave a directory and closes
+            it.
     """
 
-    def __init__(self, folder: Path | None, config: Config, *, run: RunDirectory | None = None) -> None:
+    def __init__(
+        self, folder: Path | None, config: Config, *, run: RunDirectory | None = None
+    ) -> None:
         self.run = run
         self._owned = run is None
         self._folder = folder
@@ -35,7 +40,9 @@ class RunStore(TrainerCallback):
             self.run = self._open(resumed=state.global_step > 0)
         if self.run is not None and state.global_step > 0:
             self.run.truncate_to(state.global_step)
-            self.run.write_event("resumed", f"goes on after step {state.global_step}", step=state.global_step)
+            self.run.write_event(
+                "resumed", f"goes on after step {state.global_step}", step=state.global_step
+            )
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
         if self.run is None or not logs:
@@ -61,7 +68,8 @@ class RunStore(TrainerCallback):
         ledger: LedgerEntry,
         split: str,
     ) -> None:
-        """Stores a generation. Those of one step are one file; rows carry the number of steps done after it."""
+        """Stores a generation. Those of one step are one file; rows carry the number of steps done
+        after it."""
         if self.run is None:
             return
         if split != "train":
@@ -77,14 +85,21 @@ class RunStore(TrainerCallback):
 
     def _open(self, *, resumed: bool) -> RunDirectory:
         assert self._folder is not None
-        before = sorted(self._folder.glob("run*/config.yaml"), key=lambda path: path.stat().st_mtime)
+        before = sorted(
+            self._folder.glob("run*/config.yaml"), key=lambda path: path.stat().st_mtime
+        )
         if resumed and before:
             return RunDirectory.open(before[-1].parent)
-        return RunDirectory.create(LogConfig(dir=str(self._folder)), self._config, default_name="run")
+        return RunDirectory.create(
+            LogConfig(dir=str(self._folder)), self._config, default_name="run"
+        )
 
 
-def trained_and_sampled(output: dict[str, Any], rows: Sequence[TrainRow]) -> list[tuple[list[int], list[int]]]:
-    """(ids that were sampled, ids that the loss reads) of every row of TRL's batch, for the ledger."""
+def trained_and_sampled(
+    output: dict[str, Any], rows: Sequence[TrainRow]
+) -> list[tuple[list[int], list[int]]]:
+    """(ids that were sampled, ids that the loss reads) of every row of TRL's batch, for the
+    ledger."""
     masks = (output["tool_mask"] * output["completion_mask"]).bool().cpu()
     ids = output["completion_ids"].cpu()
     pairs: list[tuple[list[int], list[int]]] = []
@@ -96,21 +111,24 @@ def trained_and_sampled(output: dict[str, Any], rows: Sequence[TrainRow]) -> lis
 
 
 def credit_rows(output: dict[str, Any], rows: Sequence[TrainRow]) -> list[CreditRow]:
-    """The advantages of the tokens that were sampled, by episode and context; failed episodes have none."""
+    """The advantages of the tokens that were sampled, by episode and context; failed episodes have
+    none."""
     advantages = output["advantages"].detach().cpu()
     found: list[CreditRow] = []
     for index, row in enumerate(rows):
         if row.sample is None:
             continue
         values = advantages[index]
-        last = sum(turn.restart for turn in row.episode.turns) - 1
+        last = len(contexts(row.episode.turns)) - 1
         found.append(
             CreditRow(
                 episode_id=row.episode.id,
                 sample=row.context if row.context >= 0 else last,
                 turn_ids=tuple(turn for turn in row.sample.turn_ids if turn >= 0),
                 advantages=tuple(
-                    float(values if values.dim() == 0 else values[place]) for place, mine in enumerate(row.mask) if mine
+                    float(values if values.dim() == 0 else values[place])
+                    for place, mine in enumerate(row.mask)
+                    if mine
                 ),
             )
         )
