@@ -1,10 +1,11 @@
-"""Environments of verifiers behind turnwise's protocol: those of 0.3.1 and before, and the tasksets of 0.4."""
+"""Environments of verifiers behind turnwise's protocol: those of 0.3.1 and before, and the tasksets
+of 0.4."""
 
 from importlib import import_module
 from typing import Any
 
-_EXPORTS = ("TasksetEnv", "is_legacy_environment", "is_taskset", "legacy_source", "taskset_source")
-__all__ = list(_EXPORTS)
+_EXPORTS = ("TasksetEnv", "is_legacy_environment", "is_taskset", "verifiers_source")
+__all__ = list(_EXPORTS)  # pyright: ignore[reportUnsupportedDunderAll]
 
 
 def __getattr__(name: str) -> Any:
