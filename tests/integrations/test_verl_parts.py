@@ -1,4 +1,5 @@
-"""Parts of the verl backend that need no Ray: which rows go on, rewards on tokens, generators, the hf server."""
+"""Parts of the verl backend that need no Ray: which rows go on, rewards on tokens, generators, the
+hf server."""
 
 import asyncio
 from dataclasses import dataclass, field
@@ -17,11 +18,22 @@ from verl_parts import tiny_folder
 from turnwise.algos.table import build_algorithm
 from turnwise.config.schema import Config, RolloutConfig
 from turnwise.data.batch import Batch, collate
+from turnwise.evaluate.evaluation import Outcome
 from turnwise.generate.base import ContextOverflowError, GeneratorError, Sampling, Session
+from turnwise.integrations.verl.config.contract import CONTRACT, check_contract
+from turnwise.integrations.verl.config.require import VerlUnavailableError
+from turnwise.integrations.verl.engines import patches
 from turnwise.integrations.verl.rollout.generator import ServerEngine, ServerGenerator
+from turnwise.integrations.verl.trainer.agent_trainer import AgentTrainer
+from turnwise.integrations.verl.trainer.evaluation import judge
 from turnwise.integrations.verl.trainer.pace import Pace, PacedTrainingWorker, Pacer, check_paced
-from turnwise.integrations.verl.trainer.selection import broken_groups, rewards_on_tokens, step_metrics
+from turnwise.integrations.verl.trainer.selection import (
+    broken_groups,
+    rewards_on_tokens,
+    step_metrics,
+)
 from turnwise.integrations.verl.trainer.state import RunState
+from turnwise.integrations.verl.trainer.updates import PacedTrainer
 from turnwise.rollout.sync import BatchRequest
 from turnwise.testing.tiny import tiny_tokenizer
 from turnwise.types import Sample
@@ -42,12 +54,14 @@ def _members(*sizes: int) -> list[dict[str, Any]]:
         ({"train": {"group_size": 4}, "min_group_size": 3}, (4, 3, 2), {2}),
     ],
 )
-def test_which_groups_are_too_small(rollout: dict[str, Any], sizes: tuple[int, ...], broken: set[int]) -> None:
+def test_which_groups_are_too_small(
+    rollout: dict[str, Any], sizes: tuple[int, ...], broken: set[int]
+) -> None:
     assert broken_groups(_members(*sizes), RolloutConfig(**rollout)) == broken
 
 
 def test_failures_are_counted_and_are_no_rewards() -> None:
-    played = {"row": 0, "success": 1.0, "attempts": 2, "reward": 3.0, "turns": 2}
+    played = {"row": 0, "tag": "x", "success": 1.0, "attempts": 2, "reward": 3.0, "turns": 2}
     second_context = {**played, "row": 1}
     failed = [{"status": "env_error"}, {"status": "env_error"}, {"status": "env_timeout"}]
     metrics = step_metrics([played, second_context], failed, refilled=1)
@@ -57,6 +71,42 @@ def test_failures_are_counted_and_are_no_rewards() -> None:
     assert metrics["rollout/failures"] == 3
     assert metrics["rollout/failures/env_error"] == 2
     assert metrics["rollout/refilled_groups"] == 1
+
+
+def test_an_episode_that_heard_nothing_of_success_failed() -> None:
+    won = {"row": 0, "tag": "x", "success": 1.0, "attempts": 1, "reward": 1.0, "turns": 2}
+    unheard = {**won, "success": None}
+    metrics = step_metrics([won, unheard, unheard, unheard], [], refilled=0)
+    assert metrics["rollout/success"] == 0.25
+    outcomes = [
+        Outcome(
+            task_id=str(n),
+            index=n,
+            tag="x",
+            success=True if n == 0 else None,
+            reward=0.0,
+            turns=1,
+            status="completed",
+        )
+        for n in range(4)
+    ]
+    result = judge(outcomes, failures=0)
+    assert result.success is not None
+    assert result.success.estimate == 0.25
+
+
+def test_logprobs_in_blocks_equal_a_plain_softmax(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(patches, "LOGPROB_ROWS", 4)
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(3, 5, 11, generator=generator).bfloat16().requires_grad_()
+    labels = torch.randint(0, 11, (3, 5), generator=generator)
+    plain = torch.log_softmax(logits.float(), dim=-1).gather(-1, labels[..., None])[..., 0]
+    (expected,) = torch.autograd.grad(plain.square().sum(), logits)
+    found = patches.logprobs_in_blocks(logits, labels)
+    (gradient,) = torch.autograd.grad(found.square().sum(), logits)
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(found, plain)
+    torch.testing.assert_close(gradient, expected)
 
 
 def _batch() -> Batch:
@@ -98,13 +148,17 @@ class _Client:
         self.answer = answer
         self.asked: list[tuple[str, list[int], dict[str, Any]]] = []
 
-    async def generate(self, request_id: str, *, prompt_ids: list[int], sampling_params: dict[str, Any]) -> _Answer:
+    async def generate(
+        self, request_id: str, *, prompt_ids: list[int], sampling_params: dict[str, Any]
+    ) -> _Answer:
         self.asked.append((request_id, prompt_ids, sampling_params))
         return self.answer
 
 
 def _generator(client: _Client, engine: str = "vllm") -> ServerGenerator:
-    return ServerGenerator(client, engine=engine, max_context=20, stop_ids=frozenset({2}), tokenizer=tiny_tokenizer())
+    return ServerGenerator(
+        client, engine=engine, max_context=20, stop_ids=frozenset({2}), tokenizer=tiny_tokenizer()
+    )
 
 
 def test_a_session_sends_its_whole_context_to_one_server() -> None:
@@ -122,7 +176,9 @@ def test_a_session_sends_its_whole_context_to_one_server() -> None:
 def test_finish_reasons_of_other_engines() -> None:
     for ids, reason in (([5, 5, 5, 5], "length"), ([5, 5, 5, 2], "stop"), ([5, 5], "stop")):
         client = _Client(_Answer(ids, [-1.0] * len(ids)))
-        done = asyncio.run(_generator(client).generate(Session(key="a", seed=0), [1], Sampling(max_tokens=4)))
+        done = asyncio.run(
+            _generator(client).generate(Session(key="a", seed=0), [1], Sampling(max_tokens=4))
+        )
         assert done.finish_reason == reason
 
 
@@ -136,11 +192,18 @@ def test_a_reply_that_ends_by_a_stop_string_at_its_limit() -> None:
 
 
 def test_sglang_never_fills_a_contexts_last_place() -> None:
-    """verl's server cuts the limit there, and a reply that it ended would look like one that the model ended"""
+    """verl's server cuts the limit there, and a reply that it ended would look like one that the
+    model ended"""
     client = _Client(_Answer([5, 5], [-1.0, -1.0]))
     generator = _generator(client, "sglang")
-    done = asyncio.run(generator.generate(Session(key="a", seed=0), [1] * 17, Sampling(max_tokens=4)))
-    assert (generator.max_context, client.asked[0][2]["max_tokens"], done.finish_reason) == (19, 2, "length")
+    done = asyncio.run(
+        generator.generate(Session(key="a", seed=0), [1] * 17, Sampling(max_tokens=4))
+    )
+    assert (generator.max_context, client.asked[0][2]["max_tokens"], done.finish_reason) == (
+        19,
+        2,
+        "length",
+    )
     with pytest.raises(ContextOverflowError):
         asyncio.run(generator.generate(Session(key="b", seed=0), [1] * 19, Sampling(max_tokens=4)))
 
@@ -154,11 +217,16 @@ def test_sglang_gets_stop_strings_as_expressions() -> None:
 
 
 @pytest.mark.parametrize(
-    "answer", [_Answer([], []), _Answer([1], None), _Answer([1, 2], [-1.0]), _Answer([1], [-1.0], "aborted")]
+    "answer",
+    [_Answer([], []), _Answer([1], None), _Answer([1, 2], [-1.0]), _Answer([1], [-1.0], "aborted")],
 )
 def test_half_an_answer_is_an_error(answer: _Answer) -> None:
     with pytest.raises(GeneratorError):
-        asyncio.run(_generator(_Client(answer)).generate(Session(key="a", seed=0), [1], Sampling(max_tokens=4)))
+        asyncio.run(
+            _generator(_Client(answer)).generate(
+                Session(key="a", seed=0), [1], Sampling(max_tokens=4)
+            )
+        )
 
 
 def test_the_batch_engine_keeps_a_session_on_its_server() -> None:
@@ -184,7 +252,12 @@ def test_the_hf_server_continues_sessions_and_takes_weights(tmp_path: Path) -> N
 
     folder = tiny_folder(tmp_path)
     config = VerlRolloutConfig(
-        name="hf", prompt_length=32, response_length=32, max_model_len=64, dtype="float32", max_num_seqs=4
+        name="hf",
+        prompt_length=32,
+        response_length=32,
+        max_model_len=64,
+        dtype="float32",
+        max_num_seqs=4,
     )
     model = OmegaConf.create({"_target_": "verl.workers.config.HFModelConfig", "path": str(folder)})
     server = HFServer(config, model)
@@ -195,7 +268,8 @@ def test_the_hf_server_continues_sessions_and_takes_weights(tmp_path: Path) -> N
         ids = [1, 2, 3, *first.token_ids, 9]
         second = await server.generate(ids, dict(params), "r")
         await server.release("s")
-        again = await server.generate(ids, dict(params), "r")  # another server, or an evicted session
+        # Another server, or an evicted session.
+        again = await server.generate(ids, dict(params), "r")
         await server.release("s")
         other = tiny_model("qwen2", hidden_size=64, seed=1).state_dict()
         await server.load_weights(other, 7)
@@ -213,7 +287,8 @@ def test_the_hf_server_continues_sessions_and_takes_weights(tmp_path: Path) -> N
 
 
 class _Engine:
-    """Shaped like one of verl's: every update moves the one weight by the learning rate, and the KL by 0.01."""
+    """Shaped like one of verl's: every update moves the one weight by the learning rate, and the KL
+    by 0.01."""
 
     def __init__(self, lr: float) -> None:
         self.module = torch.nn.Linear(1, 1, bias=False)
@@ -222,9 +297,15 @@ class _Engine:
         self.optimizer_config = SimpleNamespace(lr=lr)
         self.kl = 0.0
 
-    def forward_backward_batch(self, data: Any, loss_function: Any, forward_only: bool = False) -> dict[str, Any]:
+    def forward_backward_batch(
+        self, data: Any, loss_function: Any, forward_only: bool = False
+    ) -> dict[str, Any]:
         self.module.weight.grad = torch.tensor([[-1.0]])
-        micro_batches = [(self.kl - 0.001, 1.0), (3 * (self.kl + 0.001 / 3), 3.0)]  # their mean by weight is the KL
+        # Their mean by weight is the KL.
+        micro_batches = [
+            (self.kl - 0.001, 1.0),
+            (3 * (self.kl + 0.001 / 3), 3.0),
+        ]
         sums = [Metric(aggregation="mean") for _ in range(2)]
         for index, total in enumerate(sums):
             total.extend([part[index] for part in micro_batches])
@@ -257,7 +338,8 @@ def test_updates_end_where_the_policy_has_moved_far_enough() -> None:
     engine = _Engine(0.5)
     pacer = Pacer(engine)
     seen = _updates(engine, pacer, Pace(step=1, factor=0.1, target_kl=0.015), 6)
-    # KL 0 and 0.01 before the first two updates; 0.02 before the third, which is not made, nor any after it
+    # KL 0 and 0.01 before the first two updates; 0.02 before the third, which is not made, nor any
+    # after it
     assert [row["updates/max"].aggregate() for row in seen] == [1.0, 2.0, 2.0]
     assert [row["kl_stop/max"].aggregate() for row in seen] == [0.0, 0.0, 1.0]
     assert [sorted(row) for row in seen] == [["kl_stop/max", "loss", "updates/max"]] * 2 + [
@@ -265,7 +347,8 @@ def test_updates_end_where_the_policy_has_moved_far_enough() -> None:
     ]
     assert engine.module.weight.item() == pytest.approx(2 * 0.5 * 0.1)
     engine.kl = 0.0
-    assert len(_updates(engine, pacer, Pace(step=2, target_kl=0.015), 6)) == 3  # the next step begins anew
+    # The next step begins anew.
+    assert len(_updates(engine, pacer, Pace(step=2, target_kl=0.015), 6)) == 3
 
 
 def test_the_first_update_is_always_made_and_a_critic_makes_as_many() -> None:
@@ -286,14 +369,18 @@ def test_workers_of_a_users_own_must_keep_the_pace() -> None:
     check_paced({Role.Critic: ray.remote(PacedTrainingWorker)}, asked=["train.schedule"])
     check_paced({Role.Critic: ray.remote(TrainingWorker)}, asked=[])
     with pytest.raises(
-        ValueError, match=r"gives Critic the class TrainingWorker, which does not honour train.schedule"
+        ValueError,
+        match=r"gives Critic the class TrainingWorker, which does not honour train.schedule",
     ):
-        check_paced({Role.Critic: ray.remote(TrainingWorker)}, asked=["train.schedule", "train.target_kl"])
+        check_paced(
+            {Role.Critic: ray.remote(TrainingWorker)}, asked=["train.schedule", "train.target_kl"]
+        )
 
 
 def test_the_state_of_a_run_survives(tmp_path: Path) -> None:
     config = Config(
-        algo={"kl_coef": 0.1, "kl_target": 0.02}, env={"name": "bandit", "shaping": {"normalize": "running"}}
+        algo={"kl_coef": 0.1, "kl_target": 0.02},
+        env={"name": "bandit", "shaping": {"normalize": "running"}},
     )
     algorithm = build_algorithm(config.algo)
     state = RunState(config, algorithm)
@@ -308,3 +395,44 @@ def test_the_state_of_a_run_survives(tmp_path: Path) -> None:
     assert again.idle_steps == 2
     with pytest.raises(ValueError, match=r"turnwise.json is missing"):
         again.load(tmp_path)
+
+
+def test_the_names_that_we_reach_into_are_there() -> None:
+    check_contract()
+
+
+def test_a_verl_that_changed_is_refused_with_a_list(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A method is gone, and another takes something else"""
+    from verl.trainer.ppo.v1.trainer_base import PPOTrainer
+
+    monkeypatch.delattr(PPOTrainer, "_balance_batch")
+    monkeypatch.setattr(PPOTrainer, "_compute_values", lambda self, meta: meta)
+    with pytest.raises(VerlUnavailableError) as caught:
+        AgentTrainer({})
+    said = str(caught.value)
+    assert "PPOTrainer._balance_batch: is gone (failed episodes" in said
+    assert "_compute_values: takes ('self', 'meta'), expected ('self', 'batch', 'metrics')" in said
+    assert said.count("PPOTrainer") == 2
+
+
+def test_every_private_method_is_in_the_contract() -> None:
+    """What AgentTrainer overrides of verl's trainer, it says why"""
+    from verl.trainer.ppo.v1.trainer_base import PPOTrainer
+
+    named = {reach.where.rpartition(".")[2] for reach in CONTRACT if "PPOTrainer" in reach.where}
+    methods = {name for name, value in vars(PPOTrainer).items() if callable(value)}
+    private = {name for name in methods if name.startswith("_") and name[1] != "_"}
+    own = {name for cls in (AgentTrainer, PacedTrainer) for name in vars(cls)}
+    assert own & private == named
+
+
+@pytest.mark.parametrize("mode", ["sync", "colocate_async", "separate_async"])
+def test_verls_own_trainers_do_not_take_our_config(mode: str) -> None:
+    """They would train without our credit, filters and records"""
+    from omegaconf import OmegaConf
+    from verl.trainer.ppo.v1 import get_trainer_cls
+
+    config = OmegaConf.create({"turnwise": {"config": "frozen_lake"}})
+    with pytest.raises(ValueError, match=r"set trainer\.v1\.trainer_mode: turnwise") as caught:
+        get_trainer_cls(mode)(config)
+    assert "no asynchronous trainer" in str(caught.value)

@@ -1,8 +1,10 @@
 """The verl backend before Ray starts: what is mapped, what is refused, and what a user is told."""
 
 import runpy
+import threading
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,21 +12,38 @@ import torch
 
 pytest.importorskip("verl")
 
-from verl_parts import ROOT, tiny_config
+from omegaconf import OmegaConf
+from verl_parts import ROOT, run_python, tiny_config, tiny_folder
 
+from turnwise.algos import build_algorithm
 from turnwise.config.load import load_config
 from turnwise.config.schema import Config
 from turnwise.config.store import ConfigStore
-from turnwise.envs.base import Env
+from turnwise.envs.base import BaseEnv, Env, EnvTimeoutError
 from turnwise.envs.games.simple_game import SimpleGameEnvironment
 from turnwise.integrations.verl.config import require
+from turnwise.integrations.verl.config.compose import compose
+from turnwise.integrations.verl.config.keys import _is_known
+from turnwise.integrations.verl.config.memory import recomputes
+from turnwise.integrations.verl.config.placement import Placement
 from turnwise.integrations.verl.config.resolve import resolve
-from turnwise.integrations.verl.config.settings import Placement, UnsupportedError, compose, refusals, verl_settings
-from turnwise.integrations.verl.faults.cluster import ClusterError, check_engine, find_placement, start_ray
+from turnwise.integrations.verl.config.settings import (
+    UnsupportedError,
+    refusals,
+    verl_settings,
+)
+from turnwise.integrations.verl.faults.cluster import (
+    ClusterError,
+    check_engine,
+    find_placement,
+    start_ray,
+)
 from turnwise.integrations.verl.trainer.custom import (
     CustomEnvironmentDataset,
     EnvironmentRewardWrapper,
+    Loading,
     _create_verl_config,
+    replace_loaders,
 )
 from turnwise.integrations.verl.trainer.pools import (
     _default_resource_pool,
@@ -41,7 +60,9 @@ pytestmark = pytest.mark.verl
 
 def _verl_config(folder: Path, *overrides: str) -> Any:
     config = tiny_config(folder, *overrides)
-    return compose(verl_settings(config, placement=Placement(), model_path="m", run_dir=str(folder)))
+    return compose(
+        verl_settings(config, placement=Placement(), model_path="m", run_dir=str(folder))
+    )
 
 
 def test_settings_reach_verls_config(tmp_path: Path) -> None:
@@ -61,7 +82,11 @@ def test_settings_reach_verls_config(tmp_path: Path) -> None:
     assert (actor.clip_ratio_low, actor.clip_ratio_high) == (0.2, 0.3)
     assert actor.policy_loss.loss_mode == "turnwise_clip_token"
     assert (actor.use_kl_loss, actor.kl_loss_coef, actor.kl_loss_type) == (True, 0.01, "mse")
-    assert (actor.ppo_mini_batch_size, config.data.train_batch_size, config.actor_rollout_ref.rollout.n) == (1, 2, 2)
+    assert (
+        actor.ppo_mini_batch_size,
+        config.data.train_batch_size,
+        config.actor_rollout_ref.rollout.n,
+    ) == (1, 2, 2)
     assert actor.optim.weight_decay == config.critic.optim.weight_decay == 0.1
     assert config.critic.cliprange_value > 1e6
     assert config.critic.optim.lr == 0.5  # what stands under `verl` wins
@@ -72,7 +97,67 @@ def test_settings_reach_verls_config(tmp_path: Path) -> None:
 
 def test_nothing_is_saved_where_nothing_shall_be(tmp_path: Path) -> None:
     assert _verl_config(tmp_path, "checkpoint.every=5").trainer.save_freq == 5
-    assert _verl_config(tmp_path, "checkpoint.every=5", "checkpoint.write=false").trainer.save_freq == -1
+    assert (
+        _verl_config(tmp_path, "checkpoint.every=5", "checkpoint.write=false").trainer.save_freq
+        == -1
+    )
+
+
+def test_gradient_checkpointing_is_decided_by_memory(tmp_path: Path) -> None:
+    config = tiny_config(tmp_path)
+    algorithm = build_algorithm(config.algo)
+    gpus = Placement(gpus=2, device="cuda")
+
+    def decide(config: Config, *, placement: Placement = gpus, budget: int | None = None) -> bool:
+        return recomputes(
+            config,
+            algorithm,
+            placement=placement,
+            tokens=4096,
+            engine="vllm",
+            budget=budget,
+        )
+
+    assert not decide(config, budget=80 << 30)
+    assert decide(config, budget=16 << 20)
+    assert not decide(config, placement=Placement(), budget=16 << 20)  # the CPU
+    given = tiny_config(tmp_path, "model.gradient_checkpointing=false")
+    assert not decide(given, budget=16 << 20)
+    if not torch.cuda.is_available():  # a driver that cannot know takes the safe way
+        assert decide(config)
+
+
+def test_importing_the_plugin_changes_no_platform() -> None:
+    """On a machine without a GPU too, where only VERL_PLATFORM=cpu asks for ours"""
+    code = """
+import os
+from verl.plugin.platform import PlatformRegistry, get_platform
+before = (PlatformRegistry.registered_names(), type(get_platform()).__name__)
+import turnwise.integrations.verl.engines.plugin
+assert before == (PlatformRegistry.registered_names(), type(get_platform()).__name__), before
+from turnwise.integrations.verl.faults.cluster import use_device
+assert use_device("cpu")["VERL_PLATFORM"] == os.environ["VERL_PLATFORM"] == "cpu"
+assert get_platform().device_name == "cpu"
+assert "VERL_PLATFORM" not in use_device("cuda")
+assert "VERL_PLATFORM" not in os.environ
+assert get_platform().device_name == "cuda"
+"""
+    outcome = run_python(code)
+    assert outcome.code == 0, outcome.text[-2000:]
+
+
+def test_overrides_join_a_cluster(tmp_path: Path) -> None:
+    from turnwise.integrations.verl.overrides import main
+
+    source = tmp_path / "given.yaml"
+    source.write_text(tiny_config(tmp_path).model_dump_json())
+    words = main([str(source), "--nodes", "2", "--gpus", "4", "--address", "head:6379"])
+    assert "++ray_kwargs.ray_init.address='head:6379'" in words
+    assert "++trainer.nnodes=2" in words
+    assert "++ray_kwargs.ray_init.runtime_env.env_vars.VERL_PLATFORM='cpu'" in words
+    assert not any("ray_init.num_gpus" in word for word in words)
+    with pytest.raises(SystemExit, match="--address needs host:port"):
+        main([str(source), "--address"])
 
 
 def test_groups_need_no_critic(tmp_path: Path) -> None:
@@ -89,14 +174,65 @@ def test_groups_need_no_critic(tmp_path: Path) -> None:
         pytest.param(
             "train.packing=true",
             "flash-attention",
-            marks=pytest.mark.skipif(find_spec("flash_attn") is not None, reason="verl can pack here"),
+            marks=pytest.mark.skipif(
+                find_spec("flash_attn") is not None, reason="verl can pack here"
+            ),
         ),
         ("train.deterministic=true", "train.deterministic"),
+        ("eval.baselines=true", "eval.baselines"),
+        ("train.time_limit=3", "train.time_limit"),
     ],
 )
-def test_what_verl_cannot_honour_is_refused_by_name(tmp_path: Path, setting: str, said: str) -> None:
+def test_what_verl_cannot_honour_is_refused_by_name(
+    tmp_path: Path, setting: str, said: str
+) -> None:
     with pytest.raises(UnsupportedError, match=said):
         train(tiny_config(tmp_path, setting))
+
+
+@pytest.mark.parametrize(
+    ("key", "said"),
+    [
+        ("trainer.sav_freq: 3", r"verl\.trainer\.sav_freq: .*did you mean trainer\.save_freq"),
+        ("trainr.save_freq: 3", r"trainr\.save_freq: .*did you mean trainer\.save_freq"),
+        ("trainer: {sav_freq: 3}", r"verl\.trainer\.sav_freq: verl has no such key"),
+        ("trainer.save_freq.often: 3", r"trainer\.save_freq\.often: verl has no such key"),
+        ("critic.optim.weight_decai: 1", r"did you mean critic\.optim\.weight_decay"),
+        ("turnwise.lokstep: true", r"turnwise\.lokstep: verl has no such key"),
+        ("algorithm.gamma: 0.9", "set algo.gamma"),
+        ("algorithm: {lam: 0.9}", "set algo.lam"),
+        ("trainer.v1.trainer_mode: separate_async", "synchronous"),
+        ("critic.ppo_mini_batch_size: 1", "set train.mini_batches"),
+        ("actor_rollout_ref.rollout.temperature: 0.5", "set rollout.temperature"),
+        ("reward.custom_reward_function.path: x.py", "environments reward"),
+        ("actor_rollout_ref.rollout.multi_turn.enable: true", "turnwise plays the turns"),
+    ],
+)
+def test_keys_of_verl_are_checked(tmp_path: Path, key: str, said: str) -> None:
+    """Before Ray starts, and before a run directory is made"""
+    with pytest.raises(UnsupportedError, match=said):
+        train(tiny_config(tmp_path, f"verl={{{key}}}"))
+    assert not (tmp_path / "runs").exists()
+
+
+def test_what_verl_knows_is_taken(tmp_path: Path) -> None:
+    """Keys of its files, fields of its classes, and sections that it leaves open"""
+    settings = verl_settings(
+        tiny_config(tmp_path, "algo.kl_coef=0.1"),
+        placement=Placement(),
+        model_path="m",
+        run_dir="r",
+    )
+    assert [key for key in settings if not _is_known(key)] == []
+    config = _verl_config(
+        tmp_path,
+        "verl={trainer: {save_freq: 7}, actor_rollout_ref.rollout.engine_kwargs.vllm.foo: 1,"
+        " critic.fsdp.mixed_precision.param_dtype: fp32, ray_kwargs.ray_init.num_cpus: 3,"
+        " actor_rollout_ref.model.override_config.rope_scaling: null}",
+    )
+    assert config.trainer.save_freq == 7
+    assert config.actor_rollout_ref.rollout.engine_kwargs.vllm.foo == 1
+    assert config.ray_kwargs.ray_init.num_cpus == 3
 
 
 def test_all_refusals_come_at_once(tmp_path: Path) -> None:
@@ -109,7 +245,7 @@ def test_all_refusals_come_at_once(tmp_path: Path) -> None:
 def test_every_recipe_runs_on_verl(tmp_path: Path) -> None:
     """As it is, or with the one setting that the refusal names"""
     names = {path.stem for path in (ROOT / "turnwise" / "config" / "recipes").glob("*.yaml")}
-    own_trunk = {"frozen_lake", "default"}
+    own_trunk = {"frozen_lake", "default", "key_door"}
     for name in names - own_trunk:
         assert refusals(load_config(name, ["backend=verl"])) == []
     for name in own_trunk:
@@ -142,7 +278,9 @@ def test_a_cluster_that_does_not_answer() -> None:
         start_ray(Placement(), address="127.0.0.1:1")
 
 
-@pytest.mark.parametrize(("version", "said"), [("0.6.1", "too old"), ("0.9.0", "too old"), ("0.10.0", "too new")])
+@pytest.mark.parametrize(
+    ("version", "said"), [("0.6.1", "too old"), ("0.9.0", "too old"), ("0.10.0", "too new")]
+)
 def test_other_versions_of_verl_are_refused(version: str, said: str) -> None:
     with pytest.raises(require.VerlUnavailableError, match=said):
         require.check_version(version)
@@ -151,14 +289,22 @@ def test_other_versions_of_verl_are_refused(version: str, said: str) -> None:
 def test_a_missing_ray_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     there = require.find_spec
     monkeypatch.setattr(require, "find_spec", lambda name: None if name == "ray" else there(name))
-    with pytest.raises(require.VerlUnavailableError, match=r"needs ray.*pip install 'turnwise\[verl\]'"):
+    with pytest.raises(
+        require.VerlUnavailableError, match=r"needs ray.*pip install 'turnwise\[verl\]'"
+    ):
         train(tiny_config(tmp_path))
 
 
-def test_a_missing_engine_is_named_before_ray_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(require, "find_spec", lambda name: None if name == "sglang" else find_spec(name))
+def test_a_missing_engine_is_named_before_ray_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        require, "find_spec", lambda name: None if name == "sglang" else find_spec(name)
+    )
     config = tiny_config(tmp_path, "verl={actor_rollout_ref.rollout.name: sglang}")
-    with pytest.raises(require.VerlUnavailableError, match=r"sglang is not installed here.*0\.5\.12.*name hf"):
+    with pytest.raises(
+        require.VerlUnavailableError, match=r"sglang is not installed here.*0\.5\.12.*name hf"
+    ):
         train(config)
     assert not (tmp_path / "runs").exists()
     check_engine("sglang", address="head:6379")  # the cluster's nodes may have it
@@ -167,12 +313,16 @@ def test_a_missing_engine_is_named_before_ray_starts(tmp_path: Path, monkeypatch
 def test_sglang_gets_a_tokenizer_for_stop_strings(tmp_path: Path) -> None:
     """Its scheduler dies of a stop string where it has none, and verl gives it none by itself"""
     sglang = (
-        "verl={actor_rollout_ref.rollout.name: sglang, actor_rollout_ref.rollout.engine_kwargs.sglang.page_size: 4}"
+        "verl={actor_rollout_ref.rollout.name: sglang, "
+        "actor_rollout_ref.rollout.engine_kwargs.sglang.page_size: 4}"
     )
     rollout = _verl_config(tmp_path, sglang, "rollout.slots=4").actor_rollout_ref.rollout
     assert (rollout.name, rollout.skip_tokenizer_init) == ("sglang", True)
     assert rollout.engine_kwargs.sglang.max_total_tokens == 4 * 768
-    assert (rollout.engine_kwargs.sglang.device, rollout.engine_kwargs.sglang.page_size) == ("cpu", 4)
+    assert (rollout.engine_kwargs.sglang.device, rollout.engine_kwargs.sglang.page_size) == (
+        "cpu",
+        4,
+    )
     rollout = _verl_config(tmp_path, sglang, "rollout.stop=['</answer>']").actor_rollout_ref.rollout
     assert rollout.skip_tokenizer_init is False
 
@@ -181,8 +331,15 @@ def test_lora_reaches_verl(tmp_path: Path) -> None:
     """verl's own config class takes no float for alpha"""
     words = ("verl={actor_rollout_ref.rollout.name: sglang}", "model.lora.rank=4")
     model = _verl_config(tmp_path, *words, "model.lora.alpha=8.0").actor_rollout_ref.model
-    assert (model.lora_rank, model.lora_alpha, type(model.lora_alpha), model.lora.merge) == (4, 8, int, True)
-    with pytest.raises(UnsupportedError, match=r"model\.lora\.alpha=0\.5: verl takes a whole number"):
+    assert (model.lora_rank, model.lora_alpha, type(model.lora_alpha), model.lora.merge) == (
+        4,
+        8,
+        int,
+        True,
+    )
+    with pytest.raises(
+        UnsupportedError, match=r"model\.lora\.alpha=0\.5: verl takes a whole number"
+    ):
         _verl_config(tmp_path, *words, "model.lora.alpha=0.5")
 
 
@@ -207,13 +364,80 @@ def test_the_seeds_config_is_taken(tmp_path: Path) -> None:
     assert verl_config.critic.enable is True
 
 
+def _whole(folder: Path, **changes: Any) -> Any:
+    """A whole config of verl's, as Hydra composes it, with the keys of an agent beside it."""
+    settings = {
+        "trainer.total_epochs": 7,
+        "trainer.device": "cpu",
+        "trainer.n_gpus_per_node": 1,
+        "trainer.default_local_dir": str(folder / "runs"),
+        "algorithm.gamma": 0.9,
+        "data.train_batch_size": 2,
+        "data.max_prompt_length": 300,
+        "data.max_response_length": 200,
+        "actor_rollout_ref.actor.ppo_mini_batch_size": 1,
+        "actor_rollout_ref.actor.optim.lr": 1e-4,
+        "actor_rollout_ref.rollout.name": "hf",
+        "actor_rollout_ref.rollout.n": 2,
+        "actor_rollout_ref.rollout.temperature": 0.7,
+        "actor_rollout_ref.rollout.gpu_memory_utilization": 0.3,
+        "actor_rollout_ref.rollout.tensor_model_parallel_size": 1,
+        "actor_rollout_ref.model.path": str(tiny_folder(folder)),
+        "critic.optim.lr": 1e-3,
+    }
+    config = compose(settings | changes)
+    OmegaConf.set_struct(config, False)
+    config.agent = {"max_turn": 3, "agent_length": 4}
+    config.env_template = ["simple_game"]
+    return config
+
+
+def test_a_whole_config_of_verls_is_read_whole(tmp_path: Path) -> None:
+    config, ours, recorder = resolve(_whole(tmp_path), factories={})
+    recorder.close()
+    assert (ours.train.steps, ours.train.max_turn) == (7, 3)
+    assert ours.rollout.train.tags == ("simple_game",)
+    assert (ours.algo.name, ours.algo.gamma, ours.algo.clip_low) == ("ppo", 0.9, 0.2)
+    assert (ours.rollout.temperature, ours.rollout.max_context) == (0.7, 500)
+    assert (ours.rollout.train.env_groups, ours.rollout.train.group_size) == (2, 2)
+    assert (ours.train.mini_batches, ours.train.lr, ours.train.critic_lr) == (2, 1e-4, 1e-3)
+    assert config.actor_rollout_ref.rollout.gpu_memory_utilization == 0.3  # verl's own affair
+    assert (config.trainer.total_training_steps, config.trainer.n_gpus_per_node) == (7, 1)
+    assert config.data.custom_cls.name == "EnvDataset"
+    assert recorder.path is not None
+    assert recorder.path.parent == tmp_path / "runs"
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "said"),
+    [
+        ("data.custom_cls.path", "mine.py", r"data\.custom_cls\.path.*pass train_dataset"),
+        ("trainer.v1.trainer_mode", "separate_async", "synchronous"),
+        ("actor_rollout_ref.actor.optim.lr_scheduler_type", "cosine", "use train.schedule"),
+        ("algorithm.filter_groups.enable", True, "set algo.filter"),
+        ("critic.ppo_mini_batch_size", 2, r"critic\.ppo_mini_batch_size = 2: actor and critic"),
+        ("reward.custom_reward_function.path", "r.py", "environments reward"),
+    ],
+)
+def test_what_a_whole_config_cannot_have_is_refused_by_name(
+    tmp_path: Path, key: str, value: Any, said: str
+) -> None:
+    with pytest.raises(ValueError, match=said):
+        resolve(_whole(tmp_path, **{key: value}), factories={})
+    assert not (tmp_path / "runs").exists()
+
+
 def test_contradicting_sizes_are_refused(tmp_path: Path) -> None:
     from omegaconf import open_dict
 
     config = _verl_config(tmp_path)
     with open_dict(config):
-        config.turnwise = {"json": tiny_config(tmp_path, "rollout.train.env_groups=4").model_dump_json()}
-    with pytest.raises(ValueError, match=r"data.train_batch_size = 2 contradicts rollout.train.env_groups = 4"):
+        config.turnwise = {
+            "json": tiny_config(tmp_path, "rollout.train.env_groups=4").model_dump_json()
+        }
+    with pytest.raises(
+        ValueError, match=r"data.train_batch_size = 2 contradicts rollout.train.env_groups = 4"
+    ):
         resolve(config, factories={})
 
 
@@ -260,14 +484,18 @@ def test_config_store_to_verl(tmp_path: Path) -> None:
 def test_the_data_set_has_the_prompts_of_the_agents() -> None:
     config = Config(backend="verl", rollout={"train": {"env_groups": 3}})
     tokenizer = tiny_tokenizer()
-    rows = CustomEnvironmentDataset(SimpleGameEnvironment(), tokenizer, config=config, size=5, max_length=600)
+    rows = CustomEnvironmentDataset(
+        SimpleGameEnvironment(), tokenizer, config=config, size=5, max_length=600
+    )
     row = rows[4]
     shown = tokenizer.decode(row["input_ids"][row["attention_mask"].bool()])
     assert row["raw_prompt"][-1]["content"] in shown
     assert "You are at" in row["raw_prompt"][-1]["content"]
     assert rows[0]["raw_prompt"] == rows[0]["raw_prompt"] != rows[1]["raw_prompt"]
     with pytest.raises(ValueError, match="raise max_length"):
-        CustomEnvironmentDataset(SimpleGameEnvironment(), tokenizer, config=config, max_length=10)[0]
+        CustomEnvironmentDataset(SimpleGameEnvironment(), tokenizer, config=config, max_length=10)[
+            0
+        ]
 
 
 class _Walker:
@@ -313,17 +541,112 @@ def test_rewards_of_one_step_and_of_a_whole_episode() -> None:
     one = EnvironmentRewardWrapper(SimpleGameEnvironment(), tokenizer, **options)(data)
     assert one.tolist() == [float(abs(env._target - env._place) == 1)]
     shaped = EnvironmentRewardWrapper(
-        SimpleGameEnvironment(), tokenizer, reward_fn=lambda reward, text, info: reward + 5.0, **options
+        SimpleGameEnvironment(),
+        tokenizer,
+        reward_fn=lambda reward, text, info: reward + 5.0,
+        **options,
     )(data)
     assert shaped.tolist() == [one.item() + 5.0]
     with pytest.raises(ValueError, match="reward_fn judges a single step"):
         EnvironmentRewardWrapper(
-            SimpleGameEnvironment(), tokenizer, reward_fn=lambda *_: 0.0, multi_turn_engine=_Walker(), **options
+            SimpleGameEnvironment(),
+            tokenizer,
+            reward_fn=lambda *_: 0.0,
+            multi_turn_engine=_Walker(),
+            **options,
         )
-    whole = EnvironmentRewardWrapper(SimpleGameEnvironment(), tokenizer, multi_turn_engine=_Walker(), **options)(data)
+    whole = EnvironmentRewardWrapper(
+        SimpleGameEnvironment(), tokenizer, multi_turn_engine=_Walker(), **options
+    )(data)
     assert whole.tolist() == [1.0]
+    # The seeds' order of arguments, and verl's form of a reward function.
+    late = EnvironmentRewardWrapper(SimpleGameEnvironment(), lambda reward, text, info: reward + 5)
+    with pytest.raises(ValueError, match="no tokenizer yet"):
+        late(data)
+    late.bind(tokenizer, config)
+    assert late(data).tolist() == shaped.tolist()
+    verls = EnvironmentRewardWrapper(SimpleGameEnvironment(), lambda data: torch.ones(len(data)))
+    assert verls(data).tolist() == [1.0]
+    with pytest.raises(ValueError, match=r"takes \(data\) or .*; this one takes \(a, b\)"):
+        EnvironmentRewardWrapper(SimpleGameEnvironment(), lambda a, b: 0.0)
+
+
+class _Meets(BaseEnv):
+    """Each of its steps waits until another one is under way."""
+
+    barrier = threading.Barrier(2)
+
+    def reset(self, seed: int | None = None, **kwargs: Any) -> str:
+        return "go"
+
+    def step(self, action: str) -> tuple[str, float, bool, dict[str, Any]]:
+        self.barrier.wait(60)
+        return "met", 2.0, True, {}
+
+
+class _HangsHere(_Meets):
+    def step(self, action: str) -> tuple[str, float, bool, dict[str, Any]]:
+        threading.Event().wait(1000)
+        raise AssertionError
+
+
+def test_the_wrapper_plays_in_parallel_and_within_limits() -> None:
+    from verl import DataProto
+
+    config = load_config({"env": {"format": {"style": "raw"}}, "backend": "verl"})
+    said = torch.tensor([[5, 6]] * 4)
+    data = DataProto.from_dict({"responses": said, "response_mask": torch.ones_like(said)})
+    data.non_tensor_batch |= {"index": [0, 1, 2, 3], "split": ["train"] * 4}
+    wrapper = EnvironmentRewardWrapper(_Meets, tiny_tokenizer(), config=config)
+    assert wrapper(data).tolist() == [2.0] * 4
+    config = load_config(
+        {"env": {"format": {"style": "raw"}}, "rollout": {"step_timeout": 0.2}, "backend": "verl"}
+    )
+    with pytest.raises(EnvTimeoutError, match=r"step took longer than 0\.2 s"):
+        EnvironmentRewardWrapper(_HangsHere, tiny_tokenizer(), config=config)(data)
+
+
+def test_what_a_trainer_cannot_take_is_refused_by_name(tmp_path: Path) -> None:
+    from turnwise.integrations.verl import AgentTrainer
+
+    config = tiny_config(tmp_path)
+    with pytest.raises(ValueError, match=r"device_name is 'cuda', but the run's device is 'cpu'"):
+        AgentTrainer(config, device_name="cuda")
+    with pytest.raises(ValueError, match="EnvironmentRewardWrapper"):
+        AgentTrainer(config, reward_fn=lambda reward, observation, info: 0.0)
+    with pytest.raises(ValueError, match="processor must be None"):
+        AgentTrainer(config, processor=object())
+    trainer = AgentTrainer(config, device_name="cpu", train_sampler=[1, 0], collate_fn=list)
+    with pytest.raises(ValueError, match=r"call init_workers\(\) first"):
+        trainer._generate_multi_turn_sequences(None)
+
+
+def test_a_sampler_and_a_collate_function_reach_the_loaders() -> None:
+    rows = CustomEnvironmentDataset(SimpleGameEnvironment(), tiny_tokenizer(), size=4)
+    loaders = SimpleNamespace(
+        config=SimpleNamespace(
+            data=OmegaConf.create(
+                {"train_batch_size": 2, "val_batch_size": None, "dataloader_num_workers": 0}
+            )
+        ),
+        train_dataset=rows,
+        val_dataset=rows,
+    )
+    given = Loading(train_sampler=[3, 1], collate_fn=lambda rows: [row["index"] for row in rows])
+    replace_loaders(loaders, given)
+    assert list(loaders.train_dataloader) == [[3, 1]]
+    assert list(loaders.val_dataloader) == [[0, 1, 2, 3]]
+
+
+def test_create_trainer_is_at_the_front_door() -> None:
+    import turnwise
+    from turnwise.integrations.verl import create_trainer
+
+    assert turnwise.create_trainer is create_trainer
 
 
 def test_the_capability_table_is_current() -> None:
     script = runpy.run_path(str(ROOT / "scripts" / "capability_table.py"))
-    assert script["PAGE"].read_text(encoding="utf-8") == script["page"](), "run scripts/capability_table.py"
+    assert script["PAGE"].read_text(encoding="utf-8") == script["page"](), (
+        "run scripts/capability_table.py"
+    )

@@ -1,10 +1,11 @@
-"""verl's own SGLang engine with our agent loop, without a GPU. Skipped where SGLang is not installed.
+"""verl's own SGLang engine with our agent loop, without a GPU. Skipped where SGLang is not
+installed.
 
-SGLang 0.5.12, which verl 0.9.1 expects, runs on the CPU with layers in plain torch, and computes every token here. Two
-packages that it imports come as wheels for CUDA alone: the folder sglang_cpu holds stand-ins for sgl_kernel and
-torchvision, which can be imported and fail where they are called. It needs no other stand-in. Installed with
-`pip install --no-deps`, beside torch 2.13 and transformers 5.10.4, it further imports triton, soundfile, IPython and
-some pure Python packages.
+SGLang 0.5.12, which verl 0.9.1 expects, runs on the CPU with layers in plain torch, and computes
+every token here. Two packages that it imports come as wheels for CUDA alone: the folder sglang_cpu
+holds stand-ins for sgl_kernel and torchvision, which can be imported and fail where they are
+called. It needs no other stand-in. Installed with `pip install --no-deps`, beside torch 2.13 and
+transformers 5.10.4, it further imports triton, soundfile, IPython and some pure Python packages.
 """
 
 import json
@@ -31,7 +32,8 @@ pytestmark = [pytest.mark.verl, pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 def test_two_steps_with_sglang(tmp_path: Path) -> None:
-    """What SGLang sampled is what is trained on, and at step 2 it samples with the weights of step 1's update"""
+    """What SGLang sampled is what is trained on, and at step 2 it samples with the weights of step
+    1's update"""
     config = tiny_config(
         tmp_path,
         SGLANG,
@@ -47,18 +49,27 @@ def test_two_servers_and_validation(tmp_path: Path) -> None:
     run, outcome = trained(tmp_path, config, seconds=600, environment=ON_CPU, gpus=2)
     print(f"{outcome.seconds:.0f} s")
     trained_on = [row for row in run.metrics() if "rollout/reward" in row]
-    assert [row["training/rollout_actor_probs_pearson_corr"] > 0.999 for row in trained_on] == [True, True]
+    assert [row["training/rollout_actor_probs_pearson_corr"] > 0.999 for row in trained_on] == [
+        True,
+        True,
+    ]
     assert [row["rollout/failures"] for row in trained_on] == [0, 0]
     assert sum(row.get("eval/episodes") == 4 for row in run.metrics()) == 2
 
 
 def test_lora(tmp_path: Path) -> None:
-    """verl adds the adapter to the weights and sends them in bfloat16, so log-probs differ more than otherwise"""
-    config = tiny_config(tmp_path, SGLANG, "model.lora.rank=4", "model.lora.alpha=8", "train.lr=1e-2")
+    """verl adds the adapter to the weights and sends them in bfloat16, so log-probs differ more
+    than otherwise"""
+    config = tiny_config(
+        tmp_path, SGLANG, "model.lora.rank=4", "model.lora.alpha=8", "train.lr=1e-2"
+    )
     run, outcome = trained(tmp_path, config, seconds=600, environment=ON_CPU)
     rows = [row for row in run.metrics() if "rollout/reward" in row]
     print(f"{outcome.seconds:.0f} s; largest gaps {[row['train/gap_max'] for row in rows]}")
-    assert [row["training/rollout_actor_probs_pearson_corr"] > 0.999 for row in rows] == [True, True]
+    assert [row["training/rollout_actor_probs_pearson_corr"] > 0.999 for row in rows] == [
+        True,
+        True,
+    ]
     assert [row["actor/grad_norm"] > 1e-3 for row in rows] == [True, True]
     assert [row["rollout/failures"] for row in rows] == [0, 0]
 
@@ -66,7 +77,9 @@ def test_lora(tmp_path: Path) -> None:
 def test_a_dead_scheduler_is_an_error_within_a_minute(tmp_path: Path) -> None:
     """The process that computes dies; the server that talks to it goes on living for a while"""
     path = tmp_path / "given.json"
-    path.write_text(tiny_config(tmp_path, SGLANG, "train.steps=500", "log.episodes_every=0").model_dump_json())
+    path.write_text(
+        tiny_config(tmp_path, SGLANG, "train.steps=500", "log.episodes_every=0").model_dump_json()
+    )
     code = "import sys; from verl_killer import run; run(sys.argv[1], 'scheduler')"
     outcome = run_python(code, str(path), environment=ON_CPU)
     assert outcome.code == 0, outcome.text[-4000:]
@@ -95,14 +108,19 @@ def ended_after(said, **options):
         if request._check_str_based_finish():
             return tokenizer.decode(request.output_ids)
 
-print("ENDED", json.dumps([ended_after(said, **options) for said, options in json.loads(sys.argv[1])]))
+asked = json.loads(sys.argv[1])
+print("ENDED", json.dumps([ended_after(said, **options) for said, options in asked]))
 """
 
 
 def test_a_stop_string_in_another_spelling() -> None:
     """SGLang's own check, fed byte by byte a stop string that its tokenizer has a token for"""
     cases = [
-        ("up</answer> and on", {"stop": ["</answer>"]}, None),  # missed: why strings are not sent as they are
+        (
+            "up</answer> and on",
+            {"stop": ["</answer>"]},
+            None,
+        ),  # missed: why strings are not sent as they are
         ("up</answer> and on", {"stop_regex": [stop_pattern("</answer>")]}, "up</answer>"),
         ("10 \u20ac\u20ac more", {"stop_regex": [stop_pattern("\u20ac\u20ac")]}, "10 \u20ac\u20ac"),
     ]

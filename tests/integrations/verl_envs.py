@@ -1,5 +1,6 @@
 """Environments that misbehave."""
 
+import time
 from typing import Any
 
 from turnwise.envs.base import BaseEnv
@@ -30,3 +31,17 @@ class Broken(BaseEnv):
 
     def step(self, action: str) -> tuple[str, float, bool, dict[str, Any]]:
         raise RuntimeError("the floor is gone")
+
+
+class Stalls(BaseEnv):
+    """Its second step takes five seconds."""
+
+    def reset(self, seed: int | None = None, *, noise_seed: int = 0, **kwargs: Any) -> str:
+        self._steps = 0
+        return "go"
+
+    def step(self, action: str) -> tuple[str, float, bool, dict[str, Any]]:
+        self._steps += 1
+        if self._steps == 2:
+            time.sleep(5.0)
+        return "on", 1.0, False, {}

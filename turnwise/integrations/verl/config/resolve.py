@@ -1,6 +1,10 @@
-"""From whatever a user calls a config to verl's config and ours, with a model and a tokenizer on disk."""
+# pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false
+# pyright: reportUnknownVariableType=false
+"""Resolves any supported form of config to verl's config and ours, with model and tokenizer on
+disk."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -8,17 +12,68 @@ from turnwise.config.load import load_config
 from turnwise.config.schema import Config
 from turnwise.config.store import ConfigStore
 from turnwise.envs.base import EnvFactory
-from turnwise.integrations.verl.config.sections import SECTION, Payload, read_config, unpack, write_section
-from turnwise.integrations.verl.config.settings import Placement, check_supported, compose, engine_name, verl_settings
+from turnwise.integrations.verl.config.compose import compose
+from turnwise.integrations.verl.config.placement import Placement
+from turnwise.integrations.verl.config.sections import (
+    SECTION,
+    Payload,
+    read_config,
+    unpack,
+    write_section,
+)
+from turnwise.integrations.verl.config.settings import (
+    check_supported,
+    engine_name,
+    verl_settings,
+)
+from turnwise.integrations.verl.config.whole import read_whole
 from turnwise.integrations.verl.faults.cluster import find_placement
 from turnwise.integrations.verl.trainer.records import Recorder
 from turnwise.rollout.agents import Agent
 from turnwise.rollout.plan import env_configs
 
 ConfigLike = Any
-_WHOLE = ("actor_rollout_ref", "data", "trainer", "transfer_queue")  # what every config of verl's own has
+# What every config of verl's own has.
+_WHOLE = (
+    "actor_rollout_ref",
+    "data",
+    "trainer",
+    "transfer_queue",
+)
 _SEED_KEYS = ("agent", "env_template")
-_OURS_IN_VERL = ("algorithm.adv_estimator", "algorithm.gamma", "algorithm.lam")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Where:
+    """Where a user asks for a run to happen: nodes, GPUs per node, the address of a cluster."""
+
+    nodes: int = 1
+    gpus: int | None = None
+    address: str | None = None
+    device: str | None = None
+
+    def check_device(self, device: str) -> None:
+        """Raises ValueError where another device is asked for than the run's."""
+        if self.device is not None and self.device != device:
+            raise ValueError(
+                f"device_name is {self.device!r}, but the run's device is {device!r}; remove it, "
+                "or set train.device"
+            )
+
+    def check_placement(self, given: Placement) -> None:
+        """Raises ValueError where a config of verl's says something else."""
+        self.check_device(given.device)
+        nodes = None if self.nodes == 1 else self.nodes
+        pairs = (("nnodes", nodes, given.nodes), ("n_gpus_per_node", self.gpus, given.gpus))
+        for name, asked, there in pairs:
+            if asked is not None and asked != there:
+                raise ValueError(
+                    f"trainer.{name} = {there} of verl's config contradicts {asked}, which was "
+                    "passed; make them equal"
+                )
+
+
+HERE = Where()
 
 
 def to_config(config: ConfigLike) -> Config:
@@ -32,13 +87,15 @@ def to_config(config: ConfigLike) -> Config:
         return config if config.backend == "verl" else config.model_copy(update={"backend": "verl"})
     if isinstance(config, ConfigStore):
         return load_config(config.tree, ["backend=verl"])
-    if type(config).__module__.startswith("omegaconf."):  # a Mapping too, but its lists and mappings are its own
+    # A Mapping too, but its lists and mappings are its own.
+    if type(config).__module__.startswith("omegaconf."):
         from omegaconf import OmegaConf
 
         config = OmegaConf.to_container(config, resolve=True)
     if not isinstance(config, str | Path | Mapping):
         raise ValueError(
-            f"a config is a Config, a ConfigStore, settings, a file or a recipe; got {type(config).__name__}"
+            "a config is a Config, a ConfigStore, settings, a file or a recipe; got "
+            f"{type(config).__name__}"
         )
     return load_config(config, ["backend=verl"])
 
@@ -57,34 +114,52 @@ def resolve(
     agent_cls: type[Agent] | None = None,
     factories: Mapping[str, EnvFactory],
     placement: Placement | None = None,
+    where: Where = HERE,
     recorder: Recorder | None = None,
 ) -> tuple[Any, Config, Recorder]:
-    """(verl's config, ours, the recorder). From one of our configs, verl's is made, and with it a run directory.
+    """(verl's config, ours, the recorder). From one of our configs, verl's is made, and with it a
+    run directory. Without a placement, one is found for `where`.
 
     Raises:
         UnsupportedError: verl cannot honour a setting.
         ValueError: the two configs contradict each other, or an environment cannot be made.
     """
+    if is_verl_config(config) and not config.get(SECTION) and any(k in config for k in _SEED_KEYS):
+        config, placement = read_whole(config)
+        where.check_placement(placement)
     if is_verl_config(config):
         section = config.get(SECTION) or {}
-        ours = read_config(config) if section else _from_seed_keys(config)
+        ours = read_config(config)
         check_supported(ours, engine=config.actor_rollout_ref.rollout.name)
+        trainer = config.trainer
+        where.check_placement(
+            Placement(nodes=trainer.nnodes, gpus=trainer.n_gpus_per_node, device=trainer.device)
+        )
         _check_sizes(config, ours)
-        payload = Payload(factories=factories, agent_cls=agent_cls) or unpack(section.get("payload"))
-        if not section.get("json"):  # else a driver has made them once already
+        payload = Payload(factories=factories, agent_cls=agent_cls) or unpack(
+            section.get("payload")
+        )
+        if not section.get("json"):  # otherwise a driver has already created them
             ours, payload = check_envs(ours, payload)
         if tokenizer is not None:
-            _use_tokenizer(config, save_tokenizer(tokenizer, Path(config.trainer.default_local_dir)))
+            _use_tokenizer(
+                config, save_tokenizer(tokenizer, Path(config.trainer.default_local_dir))
+            )
         write_section(config, ours, payload)
         return config, ours, recorder or _named_recorder(section.get("run_dir"), ours)
     ours = to_config(config)
-    placement = placement or find_placement(device=ours.train.device)
+    placement = placement or find_placement(
+        device=ours.train.device, nodes=where.nodes, gpus=where.gpus, address=where.address
+    )
+    where.check_device(placement.device)
     check_supported(ours, engine=engine_name(ours, device=placement.device))
     ours, payload = check_envs(ours, Payload(factories=factories, agent_cls=agent_cls))
     if recorder is None:
         recorder = open_recorder(ours)
     assert recorder.path is not None
-    verl_config = make_verl_config(ours, placement=placement, run_dir=recorder.path, tokenizer=tokenizer)
+    verl_config = make_verl_config(
+        ours, placement=placement, run_dir=recorder.path, tokenizer=tokenizer
+    )
     write_section(verl_config, ours, payload)
     return verl_config, ours, recorder
 
@@ -94,7 +169,9 @@ def open_recorder(config: Config) -> Recorder:
     from turnwise.log.store import RunDirectory
 
     run = RunDirectory.create(
-        config.log, config, default_name=f"verl-{config.env.name.rpartition(':')[2]}-{config.algo.name}"
+        config.log,
+        config,
+        default_name=f"verl-{config.env.name.rpartition(':')[2]}-{config.algo.name}",
     )
     return Recorder(run, credit=config.log.credit)
 
@@ -108,7 +185,9 @@ def _named_recorder(run_dir: str | None, config: Config) -> Recorder:
     return Recorder(RunDirectory.open(run_dir), credit=config.log.credit)
 
 
-def make_verl_config(config: Config, *, placement: Placement, run_dir: Path, tokenizer: Any = None) -> Any:
+def make_verl_config(
+    config: Config, *, placement: Placement, run_dir: Path, tokenizer: Any = None
+) -> Any:
     """verl's config for ours, the model put where verl can load it."""
     model_path, tokenizer_path = place_model(config, run_dir, tokenizer=tokenizer)
     settings = verl_settings(
@@ -122,10 +201,10 @@ def make_verl_config(config: Config, *, placement: Placement, run_dir: Path, tok
 
 
 def check_envs(config: Config, payload: Payload) -> tuple[Config, Payload]:
-    """The config and payload that are really run, after every environment was made once.
+    """The effective config and payload, after creating every environment once.
 
-    A name that nobody registered, or an option that an environment lacks, is an error here, before Ray starts. Prompts
-    from a file become an environment, as natively.
+    An unknown name or option is an error here, before Ray starts. Prompts from a file become an
+    environment, as natively.
 
     Raises:
         ValueError: an environment cannot be made.
@@ -143,11 +222,16 @@ def check_envs(config: Config, payload: Payload) -> tuple[Config, Payload]:
 
 
 def place_model(
-    config: Config, folder: Path, *, tokenizer: Any = None, say: Callable[[str], None] = lambda _: None
+    config: Config,
+    folder: Path,
+    *,
+    tokenizer: Any = None,
+    say: Callable[[str], None] = lambda _: None,
 ) -> tuple[str, str | None]:
     """(model path, tokenizer path or None) for verl, which loads both from disk in every worker.
 
-    Without a model in the config the embedded one is built into `folder`, with the given tokenizer if there is one.
+    Without a model in the config the embedded one is built into `folder`, with the given tokenizer
+    if there is one.
     """
     given = None if tokenizer is None else save_tokenizer(tokenizer, folder)
     if config.model.path is not None:
@@ -187,33 +271,20 @@ def _use_tokenizer(config: Any, path: str) -> None:
         config.critic.model.tokenizer_path = path
 
 
-def _from_seed_keys(config: Any) -> Config:
-    """Our Config from a config of verl's with the keys `agent` and `env_template` beside verl's own."""
-    from omegaconf import OmegaConf
-
-    if not any(key in config for key in _SEED_KEYS):
-        return read_config(config)  # says what is missing
-    tree: dict[str, Any] = {"backend": "verl"}
-    for key in _SEED_KEYS:
-        if key in config:
-            value = config[key]
-            tree[key] = OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
-    overrides = [f"{key}={OmegaConf.select(config, key)}" for key in _OURS_IN_VERL]
-    rollout = config.actor_rollout_ref.rollout
-    overrides += [
-        f"rollout.train.group_size={rollout.n}",
-        f"train.steps={config.trainer.total_training_steps or 1}",
-        f"rollout.max_context={rollout.max_model_len or rollout.prompt_length + rollout.response_length}",
-    ]
-    return load_config(tree, overrides)
-
-
 def _check_sizes(config: Any, ours: Config) -> None:
     groups, rollout = ours.rollout.train, config.actor_rollout_ref.rollout
     pairs = (
-        ("data.train_batch_size", config.data.train_batch_size, "rollout.train.env_groups", groups.env_groups),
+        (
+            "data.train_batch_size",
+            config.data.train_batch_size,
+            "rollout.train.env_groups",
+            groups.env_groups,
+        ),
         ("actor_rollout_ref.rollout.n", rollout.n, "rollout.train.group_size", groups.group_size),
     )
     for name, value, own, wanted in pairs:
         if value != wanted:
-            raise ValueError(f"{name} = {value} contradicts {own} = {wanted} of section turnwise; make them equal")
+            raise ValueError(
+                f"{name} = {value} contradicts {own} = {wanted} of section turnwise; make them "
+                "equal"
+            )

@@ -1,13 +1,17 @@
-"""Config -> verl's config: one table of overrides, which `turnwise train` composes and verl's own command takes."""
+# pyright: reportUnknownArgumentType=false, reportUnknownVariableType=false
+"""Config -> verl's config: one table of settings, which `turnwise train` composes and verl's own
+command takes."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
 from importlib.util import find_spec
+from operator import attrgetter
 from typing import Any
 
 from turnwise.algos.algorithm import Algorithm
-from turnwise.algos.table import build_algorithm
+from turnwise.algos.table import build_algorithm, own_parts
 from turnwise.config.schema import Config
+from turnwise.integrations.verl.config.keys import flat, owned, unknown
+from turnwise.integrations.verl.config.memory import recomputes
+from turnwise.integrations.verl.config.placement import Placement
 from turnwise.integrations.verl.trainer.losses import DUAL_CLIP_OFF, REDUCTIONS, loss_mode
 
 MODE = "turnwise"
@@ -16,44 +20,27 @@ _KL_FORMS = {"k1": "kl", "k2": "mse", "k3": "low_var_kl"}
 _DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 _NEVER = 1_000_000_000
 _ROLLOUT_NAME = "actor_rollout_ref.rollout.name"
+_LOSS_MODE = "actor_rollout_ref.actor.policy_loss.loss_mode"
 _SEEN = ("vllm", "sglang", "hf")
-"""The rollout engines that were seen to keep the tokens of a stop string."""
+"""The rollout engines that are known to keep the tokens of a stop string."""
 DEFAULT_CONTEXT = 4096
-"""Tokens of a context where rollout.max_context is not set: verl must know before it loads a model."""
+"""Tokens of a context where rollout.max_context is not set: verl must know before it loads a
+model."""
 
 
 class UnsupportedError(ValueError):
     """verl cannot honour a setting. The message names every such setting, and what to do."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Placement:
-    """Where a run happens.
-
-    Example:
-        >>> Placement(nodes=2, gpus=8, device="cuda").ranks
-        16
-    """
-
-    nodes: int = 1
-    gpus: int = 1
-    """Per node; without an accelerator, ranks per node."""
-    device: str = "cpu"
-
-    @property
-    def ranks(self) -> int:
-        return self.nodes * self.gpus
-
-
 def engine_name(config: Config, *, device: str) -> str:
-    """The rollout engine: the one that `verl: {actor_rollout_ref.rollout.name: ...}` names; else vllm or sglang where
-    installed and there is a GPU, else our own.
+    """The rollout engine: the one that `verl: {actor_rollout_ref.rollout.name: ...}` names; else
+    vllm or sglang where installed and there is a GPU, else our own.
 
     Example:
         >>> engine_name(Config(), device="cpu")
         'hf'
     """
-    named = config.verl.get(_ROLLOUT_NAME)
+    named = flat(config.verl).get(_ROLLOUT_NAME)
     if named is not None:
         return str(named)
     if device == "cpu":
@@ -70,82 +57,129 @@ def refusals(config: Config, *, engine: str = "hf") -> list[str]:
         >>> refusals(Config(model={"critic": "shared"}))
         ["model.critic='shared': verl's critic has its own trunk; use separate"]
     """
-    algo, train, model = config.algo, config.train, config.model
-    groups = config.rollout.train
-    algorithm = build_algorithm(algo)
-    in_loss = algorithm.kl_in == "loss"
-    # (setting, its value, refused, why and what to do)
-    rules: list[tuple[str, Any, bool, str]] = [
-        ("model.critic", model.critic, model.critic == "shared", "verl's critic has its own trunk; use separate"),
-        ("model.gguf_file", model.gguf_file, model.gguf_file is not None, "verl reads safetensors; convert the model"),
-        ("model.lora.dropout", model.lora.dropout, model.lora.dropout > 0, "verl's LoRA has no dropout; set it to 0"),
+    own = own_parts(config)
+    if own:
+        return [f"{key}={value!r}: your own parts need backend native" for key, value in own]
+    rules = [*_model_rules(config, engine), *_step_rules(config, engine)]
+    found = [(name, attrgetter(name)(config), why) for name, refused, why in rules if refused]
+    return [*(f"{name}={value!r}: {why}" for name, value, why in found), *owned(config.verl)]
+
+
+Rule = tuple[str, bool, str]
+"""A setting, whether its value is refused, and why with what to do."""
+
+
+def _model_rules(config: Config, engine: str) -> list[Rule]:
+    model, lora = config.model, config.model.lora
+    return [
+        (
+            "model.critic",
+            model.critic == "shared",
+            "verl's critic has its own trunk; use separate",
+        ),
+        (
+            "train.time_limit",
+            config.train.time_limit is not None,
+            "verl's run ends between steps; set train.max_minutes",
+        ),
+        (
+            "model.gguf_file",
+            model.gguf_file is not None,
+            "verl reads safetensors; convert the model",
+        ),
+        ("model.lora.dropout", lora.dropout > 0, "verl's LoRA has no dropout; set it to 0"),
         (
             "model.lora.rank",
-            model.lora.rank,
-            model.lora.rank > 0 and engine == "hf",
+            lora.rank > 0 and engine == "hf",
             "the hf engine takes whole weights; use vllm or sglang",
         ),
         (
             "model.lora.alpha",
-            model.lora.alpha,
-            model.lora.rank > 0 and model.lora.alpha % 1 != 0,
+            lora.rank > 0 and lora.alpha % 1 != 0,
             "verl takes a whole number; round it",
         ),
+    ]
+
+
+def _step_rules(config: Config, engine: str) -> list[Rule]:
+    algorithm = build_algorithm(config.algo)
+    train, groups, rollout = config.train, config.rollout.train, config.rollout
+    adapts_loss = algorithm.kl_target is not None and algorithm.kl_in == "loss"
+    by_episode = algorithm.reduction in ("episode_mean", "token_sum_norm")
+    return [
         (
             "algo.kl_target",
-            algo.kl_target,
-            algo.kl_target is not None and in_loss and algorithm.reduction == "token_sum_norm",
-            "verl reports no KL per token under this reduction; set algo.kl_in: reward, or another algo.reduction",
+            adapts_loss and algorithm.reduction == "token_sum_norm",
+            "verl reports no KL per token under this reduction; set algo.kl_in: reward, or another "
+            "algo.reduction",
+        ),
+        (
+            "train.target_kl",
+            train.target_kl is not None and _LOSS_MODE in flat(config.verl),
+            f"turnwise's losses report the KL, and verl.{_LOSS_MODE} names another; remove one",
         ),
         (
             "train.deterministic",
-            train.deterministic,
             train.deterministic is True,
-            "which requests an engine batches together hangs on when verl's workers send them; remove it",
+            "an engine batches requests in the order in which verl's workers send them; remove it",
         ),
         (
             "train.packing",
-            train.packing,
             train.packing is True and find_spec("flash_attn") is None,
-            "verl packs rows with flash-attention, which is not installed; install flash-attn, or set auto",
+            "verl packs rows with flash-attention, which is not installed; install flash-attn, or "
+            "set auto",
         ),
         (
             "train.mini_batches",
-            train.mini_batches,
             groups.env_groups % train.mini_batches != 0,
-            f"verl splits whole groups, and rollout.train.env_groups is {groups.env_groups}; use a divisor of it",
+            f"verl splits whole groups, and rollout.train.env_groups is {groups.env_groups}; use a "
+            "divisor of it",
         ),
         (
             "rollout.window",
-            config.rollout.window,
-            config.rollout.window != "full" and algorithm.reduction in ("episode_mean", "token_sum_norm"),
-            "episodes become several rows, and verl's reduction counts rows; set algo.reduction to token_mean",
+            rollout.window != "full" and by_episode,
+            "episodes become several rows, and verl's reduction counts rows; set algo.reduction to "
+            "token_mean",
         ),
         (
             "rollout.stop",
-            config.rollout.stop,
-            bool(config.rollout.stop) and engine not in _SEEN,
-            f"that this engine keeps the tokens of a stop string was not checked; use one of {', '.join(_SEEN)}",
+            bool(rollout.stop) and engine not in _SEEN,
+            "that this engine keeps the tokens of a stop string was not checked; use one of "
+            f"{', '.join(_SEEN)}",
         ),
-        ("eval.after", config.eval.after, not config.eval.after and config.eval.every > 0, "verl validates at the end"),
+        (
+            "eval.baselines",
+            config.eval.baselines is True,
+            "the native trainer plays them; use `turnwise eval`",
+        ),
+        (
+            "eval.after",
+            not config.eval.after and config.eval.every > 0,
+            "verl validates at the end",
+        ),
     ]
-    for key in config.verl:
-        if ".optim.lr_" in key:
-            rules.append((f"verl.{key}", config.verl[key], True, "our schedule sets the rates; use train.schedule"))
-    return [f"{name}={value!r}: {why}" for name, value, refused, why in rules if refused]
 
 
 def check_supported(config: Config, *, engine: str) -> None:
-    """Raises UnsupportedError where verl cannot honour a setting."""
+    """Raises UnsupportedError where verl cannot honour a setting, or does not know it."""
     found = refusals(config, engine=engine)
+    if config.verl:
+        found += unknown(config.verl)
     if found:
-        raise UnsupportedError("the verl backend cannot honour these settings:\n  " + "\n  ".join(found))
+        raise UnsupportedError(
+            "the verl backend cannot honour these settings:\n  " + "\n  ".join(found)
+        )
 
 
 def verl_settings(
-    config: Config, *, placement: Placement, model_path: str, tokenizer_path: str | None = None, run_dir: str
+    config: Config,
+    *,
+    placement: Placement,
+    model_path: str,
+    tokenizer_path: str | None = None,
+    run_dir: str,
 ) -> dict[str, Any]:
-    """verl's dotted keys for this config. What stands under `verl:` in the config comes last and wins.
+    """verl's dotted keys for this config. What stands under `verl:` in the config takes precedence.
 
     Raises:
         UnsupportedError: verl cannot honour a setting.
@@ -155,41 +189,27 @@ def verl_settings(
     algorithm = build_algorithm(config.algo)
     settings = {
         **_data(config),
-        **_model(config, placement, model_path=model_path, tokenizer_path=tokenizer_path, algorithm=algorithm),
+        **_model(
+            config,
+            placement,
+            model_path=model_path,
+            tokenizer_path=tokenizer_path,
+            algorithm=algorithm,
+        ),
         **_optimisers(config, algorithm),
         **_rollout(config, placement, engine=engine),
         **_loss(config, algorithm),
         **_trainer(config, placement, run_dir=run_dir),
     }
-    return settings | dict(config.verl)
-
-
-def to_overrides(settings: Mapping[str, Any]) -> list[str]:
-    """The settings as Hydra takes them on a command line.
-
-    Example:
-        >>> to_overrides({"trainer.logger": ["console"], "data.seed": None, "data.shuffle": False})
-        ["++trainer.logger=['console']", '++data.seed=null', '++data.shuffle=False']
-    """
-    return [f"++{key}={_hydra(value)}" for key, value in settings.items()]
-
-
-def compose(settings: Mapping[str, Any]) -> Any:
-    """verl's whole PPO config with these settings in it, references resolved."""
-    from hydra import compose as hydra_compose
-    from hydra import initialize_config_module
-    from hydra.core.global_hydra import GlobalHydra
-    from omegaconf import OmegaConf
-
-    GlobalHydra.instance().clear()
-    with initialize_config_module(config_module="verl.trainer.config", version_base=None):
-        config = hydra_compose("ppo_trainer", overrides=to_overrides(settings))
-    OmegaConf.resolve(config)
-    return config
+    return settings | flat(config.verl)
 
 
 def max_context(config: Config) -> int:
     return config.rollout.max_context or DEFAULT_CONTEXT
+
+
+def _micro_batch_tokens(config: Config) -> int:
+    return max(config.train.token_limit, max_context(config))
 
 
 def _data(config: Config) -> dict[str, Any]:
@@ -198,7 +218,9 @@ def _data(config: Config) -> dict[str, Any]:
     return {
         "data.train_files": "train",
         "data.val_files": "val",
-        "data.train_max_samples": 2 * config.train.steps * groups.env_groups,  # rows to spare for refilled groups
+        "data.train_max_samples": 2
+        * config.train.steps
+        * groups.env_groups,  # rows to spare for refilled groups
         "data.val_max_samples": config.eval.episodes,
         "data.train_batch_size": groups.env_groups,
         "data.val_batch_size": None,
@@ -213,21 +235,38 @@ def _data(config: Config) -> dict[str, Any]:
 
 
 def _model(
-    config: Config, placement: Placement, *, model_path: str, tokenizer_path: str | None, algorithm: Algorithm
+    config: Config,
+    placement: Placement,
+    *,
+    model_path: str,
+    tokenizer_path: str | None,
+    algorithm: Algorithm,
 ) -> dict[str, Any]:
     model, cpu = config.model, placement.device == "cpu"
+    again = recomputes(
+        config,
+        algorithm,
+        placement=placement,
+        tokens=_micro_batch_tokens(config),
+        engine=engine_name(config, device=placement.device),
+    )
     flash = not cpu and find_spec("flash_attn") is not None
     packed = flash and config.train.packing is not False
     dtype = model.dtype if model.dtype != "auto" else "float32" if cpu else "bfloat16"
     settings: dict[str, Any] = {}
-    for where, engine in (("actor_rollout_ref", "actor_rollout_ref.actor.fsdp_config"), ("critic", "critic.fsdp")):
+    for where, engine in (
+        ("actor_rollout_ref", "actor_rollout_ref.actor.fsdp_config"),
+        ("critic", "critic.fsdp"),
+    ):
         settings |= {
             f"{where}.model.path": model_path,
             f"{where}.model.tokenizer_path": tokenizer_path,
             f"{where}.model.trust_remote_code": model.trust_remote_code,
-            f"{where}.model.enable_gradient_checkpointing": model.gradient_checkpointing is True,
+            f"{where}.model.enable_gradient_checkpointing": again,
             f"{where}.model.use_remove_padding": packed,
-            f"{where}.model.override_config.attn_implementation": "flash_attention_2" if flash else "sdpa",
+            f"{where}.model.override_config.attn_implementation": "flash_attention_2"
+            if flash
+            else "sdpa",
             f"{engine}.strategy": "fsdp2",
             f"{engine}.use_torch_compile": config.train.compile,
             f"{engine}.mixed_precision.param_dtype": _DTYPES[dtype],
@@ -251,15 +290,19 @@ def _model(
         settings |= {
             "actor_rollout_ref.model.lora_rank": model.lora.rank,
             "actor_rollout_ref.model.lora_alpha": int(model.lora.alpha),
-            "actor_rollout_ref.model.target_modules": targets if isinstance(targets, str) else list(targets),
+            "actor_rollout_ref.model.target_modules": targets
+            if isinstance(targets, str)
+            else list(targets),
         }
     return settings
 
 
 def _optimisers(config: Config, algorithm: Algorithm) -> dict[str, Any]:
     train = config.train
-    tokens = max(train.token_limit, max_context(config))
-    settings: dict[str, Any] = {"trainer.critic_warmup": train.critic_warmup + 1 if train.critic_warmup else 0}
+    tokens = _micro_batch_tokens(config)
+    settings: dict[str, Any] = {
+        "trainer.critic_warmup": train.critic_warmup + 1 if train.critic_warmup else 0
+    }
     for where, lr in (("actor_rollout_ref.actor", train.lr), ("critic", train.critic_lr)):
         settings |= {
             f"{where}.optim.lr": lr,
@@ -296,7 +339,7 @@ def _rollout(config: Config, placement: Placement, *, engine: str) -> dict[str, 
             "actor_rollout_ref.rollout.enable_sleep_mode": False,
         }
     if engine == "sglang":
-        # without a tokenizer its scheduler dies of a stop string
+        # without a tokenizer its scheduler crashes on a stop string
         by_engine["actor_rollout_ref.rollout.skip_tokenizer_init"] = not rollout.stop
     if cpu and engine == "sglang":
         own = {
@@ -304,10 +347,15 @@ def _rollout(config: Config, placement: Placement, *, engine: str) -> dict[str, 
             "attention_backend": "torch_native",
             "disable_cuda_graph": True,
             "enable_memory_saver": False,
-            "max_total_tokens": rollout.slots * max_context(config),  # else half of the machine's memory is cache
+            "max_total_tokens": rollout.slots
+            * max_context(config),  # else half of the machine's memory is cache
         }
-        by_engine |= {f"actor_rollout_ref.rollout.engine_kwargs.sglang.{key}": value for key, value in own.items()}
-        # its adapters need pinned memory, which only an accelerator has: verl adds them to the weights that it sends
+        by_engine |= {
+            f"actor_rollout_ref.rollout.engine_kwargs.sglang.{key}": value
+            for key, value in own.items()
+        }
+        # its adapters need pinned memory, which only an accelerator has: verl adds them to the
+        # weights that it sends
         by_engine["actor_rollout_ref.model.lora.merge"] = config.model.lora.rank > 0
     return {
         **by_engine,
@@ -340,7 +388,7 @@ def _loss(config: Config, algorithm: Algorithm) -> dict[str, Any]:
         "algorithm.gamma": algorithm.gamma,
         "algorithm.lam": algorithm.lam,
         "algorithm.use_kl_in_reward": algorithm.kl_coef > 0 and not in_loss,
-        "actor_rollout_ref.actor.policy_loss.loss_mode": loss_mode(algorithm),
+        _LOSS_MODE: loss_mode(algorithm),
         "actor_rollout_ref.actor.clip_ratio_low": algorithm.clip_low,
         "actor_rollout_ref.actor.clip_ratio_high": algorithm.clip_high,
         "actor_rollout_ref.actor.clip_ratio_c": algorithm.dual_clip or DUAL_CLIP_OFF,
@@ -353,7 +401,10 @@ def _loss(config: Config, algorithm: Algorithm) -> dict[str, Any]:
     }
     if algorithm.reduction == "token_sum_norm":
         norm = algorithm.norm_tokens
-        settings |= {"actor_rollout_ref.actor.loss_scale_factor": norm, "critic.loss_scale_factor": norm}
+        settings |= {
+            "actor_rollout_ref.actor.loss_scale_factor": norm,
+            "critic.loss_scale_factor": norm,
+        }
     return settings
 
 
@@ -382,15 +433,3 @@ def _trainer(config: Config, placement: Placement, *, run_dir: str) -> dict[str,
         "transfer_queue.backend.SimpleStorage.num_data_storage_units": max(1, placement.nodes),
         "ray_kwargs.ray_init.include_dashboard": False,
     }
-
-
-def _hydra(value: Any) -> str:
-    if value is None:
-        return "null"
-    if isinstance(value, str):
-        return "'" + value.replace("\\", "\\\\").replace("'", "\\'") + "'"
-    if isinstance(value, list | tuple):
-        return "[" + ",".join(map(_hydra, value)) + "]"
-    if isinstance(value, Mapping):
-        return "{" + ",".join(f"{key}:{_hydra(inner)}" for key, inner in value.items()) + "}"
-    return str(value)

@@ -1,9 +1,12 @@
-"""The `hf` rollout engine of verl: our in-process generator behind a Ray actor, for machines without vLLM or SGLang."""
+# pyright: reportUnknownLambdaType=false, reportUnknownMemberType=false
+# pyright: reportUnknownVariableType=false
+"""The `hf` rollout engine of verl: our in-process generator behind a Ray actor, for machines
+without vLLM or SGLang."""
 
 import asyncio
 import os
 from collections.abc import Generator
-from typing import Any
+from typing import Any, cast
 
 import ray
 import torch
@@ -20,10 +23,12 @@ from turnwise.seeding import derive_seed
 
 
 class HFServer:
-    """Ids in, ids and log-probs out. Requests that wait are batched continuously; sessions are kept between turns.
+    """Takes ids and returns ids and log-probs, with continuous batching. Sessions are kept between
+    turns.
 
-    verl sends the whole context with every request. Where it continues a session of the same sequence, only what is new
-    is prefilled; where it does not (another episode, a rewritten history), a new session begins.
+    verl sends the whole context with every request. If it continues a session of the same sequence,
+    only the new ids are prefilled; otherwise (another episode, a rewritten history) a new session
+    begins.
     """
 
     def __init__(self, config: Any, model_config: Any) -> None:
@@ -33,7 +38,7 @@ class HFServer:
         self.config = config
         model = omega_conf_to_dataclass(model_config)
         length = config.max_model_len or config.prompt_length + config.response_length
-        self._model = AutoModelForCausalLM.from_pretrained(
+        self._model: Any = AutoModelForCausalLM.from_pretrained(
             model.local_path,
             dtype=getattr(torch, config.dtype),
             attn_implementation="sdpa",
@@ -58,17 +63,22 @@ class HFServer:
         video_data: Any = None,
         **kwargs: Any,
     ) -> TokenOutput:
-        """The continuation of `prompt_ids`. `turnwise_session` and `turnwise_seed` among the sampling parameters name
-        the sequence and key its noise; without them every request is a sequence of its own."""
+        """The continuation of `prompt_ids`. `turnwise_session` and `turnwise_seed` among the
+        sampling parameters name the sequence and key its noise; without them every request is a
+        sequence of its own."""
         if image_data or video_data:
-            raise ValueError("the hf engine reads text only; use vllm or sglang for images and video")
+            raise ValueError(
+                "the hf engine reads text only; use vllm or sglang for images and video"
+            )
         params = dict(sampling_params)
         key = params.pop("turnwise_session", None)
         seed = params.pop("turnwise_seed", None)
         session, new_ids = self._continue(key, seed, list(prompt_ids))
         self._running += 1
         try:
-            completion = await self._generator.generate(session, new_ids, self._sampling(params, len(prompt_ids)))
+            completion = await self._generator.generate(
+                session, new_ids, self._sampling(params, len(prompt_ids))
+            )
         except BaseException:
             await self._forget(key, session)
             raise
@@ -93,17 +103,25 @@ class HFServer:
             await self._generator.release(held[0])
 
     async def load_weights(self, named: dict[str, torch.Tensor], global_steps: int | None) -> int:
-        """Takes over the actor's weights; how many tensors it was."""
+        """Loads the actor's weights; returns the number of tensors."""
         await self.drain()
         own = self._model.state_dict()
         unknown = sorted(set(named) - set(own))
         if unknown:
-            raise ValueError(f"the actor sends weights that the hf engine's model does not have, such as {unknown[:3]}")
+            raise ValueError(
+                "the actor sends weights that the hf engine's model does not have, such as "
+                f"{unknown[:3]}"
+            )
         tied = set(getattr(self._model, "all_tied_weights_keys", None) or ())
         missing = sorted(set(dict(self._model.named_parameters())) - set(named) - tied)
         if missing:
-            raise ValueError(f"the actor sent no weights for {missing[:3]}: the engine would sample from old ones")
-        self._model.load_state_dict({name: tensor.to(own[name].dtype) for name, tensor in named.items()}, strict=False)
+            raise ValueError(
+                f"the actor sent no weights for {missing[:3]}: the engine would sample from old "
+                "ones"
+            )
+        self._model.load_state_dict(
+            {name: tensor.to(own[name].dtype) for name, tensor in named.items()}, strict=False
+        )
         self._model.tie_weights()
         for key in list(self._held):
             await self.release(key)
@@ -131,16 +149,26 @@ class HFServer:
     async def start_profile(self, **kwargs: Any) -> None: ...
     async def stop_profile(self) -> None: ...
 
-    def _continue(self, key: str | None, seed: int | None, ids: list[int]) -> tuple[Session, list[int]]:
+    def _continue(
+        self, key: str | None, seed: int | None, ids: list[int]
+    ) -> tuple[Session, list[int]]:
         if key is None:
             self._draws += 1
-            return Session(key=f"anonymous-{self._draws}", seed=derive_seed(self.config.seed, "hf", self._draws)), ids
+            return Session(
+                key=f"anonymous-{self._draws}",
+                seed=derive_seed(self.config.seed, "hf", self._draws),
+            ), ids
         held = self._held.get(key)
         if held is None:
-            return Session(key=key, seed=seed if seed is not None else derive_seed(self.config.seed, key)), ids
+            return Session(
+                key=key, seed=seed if seed is not None else derive_seed(self.config.seed, key)
+            ), ids
         session, known = held
         if ids[: len(known)] != known:
-            raise ValueError(f"session {key!r} is continued with ids that are not what it holds; name a new session")
+            raise ValueError(
+                f"session {key!r} is continued with ids that are not what it holds; name a new "
+                "session"
+            )
         return session, ids[len(known) :]
 
     async def _forget(self, key: str | None, session: Session) -> None:
@@ -149,7 +177,9 @@ class HFServer:
         await self._generator.release(session)
 
     def _sampling(self, params: dict[str, Any], used: int) -> Sampling:
-        limit = params.get("max_tokens") or params.get("max_new_tokens") or self.config.response_length
+        limit = (
+            params.get("max_tokens") or params.get("max_new_tokens") or self.config.response_length
+        )
         top_k = params.get("top_k", -1)
         return Sampling(
             max_tokens=max(1, min(limit, self._length - used)),
@@ -165,15 +195,20 @@ class HFReplica(RolloutReplica):
 
     async def launch_servers(self) -> None:
         if self.world_size != 1:
-            raise ValueError(f"the hf engine runs on one device per replica, got a world size of {self.world_size}")
-        # The server shares its rank's node and device, which Ray would hide from an actor that asks for no GPU.
-        node, devices = await self.workers[0].__ray_call__.remote(lambda worker: _whereabouts())
+            raise ValueError(
+                "the hf engine runs on one device per replica, got a world size of "
+                f"{self.world_size}"
+            )
+        # The server shares its rank's node and device, which Ray would hide from an actor that asks
+        # for no GPU.
+        worker: Any = self.workers[0]
+        node, devices = await worker.__ray_call__.remote(lambda _: _whereabouts())
         platform = get_platform()
         environment = {name: "1" for name in platform.ray_noset_envvars()}
         if environment and devices is not None:
             environment[platform.visible_devices_envvar()] = devices
-        server = (
-            ray.remote(num_cpus=0)(HFServer)
+        server: Any = (
+            cast(Any, ray.remote(num_cpus=0)(HFServer))
             .options(
                 name=server_name(self.replica_rank),
                 max_concurrency=self.max_concurrency,
@@ -195,9 +230,11 @@ def _whereabouts() -> tuple[str, str | None]:
 
 
 class HFServerAdapter(BaseRollout):
-    """Lives in the training worker and hands the actor's weights to its server."""
+    """Runs in the training worker and sends the actor's weights to its server."""
 
-    def __init__(self, config: Any, model_config: Any, device_mesh: Any, *args: Any, **kwargs: Any) -> None:
+    def __init__(
+        self, config: Any, model_config: Any, device_mesh: Any, *args: Any, **kwargs: Any
+    ) -> None:
         super().__init__(config, model_config, device_mesh)
         self._rank = int(os.environ["RANK"])
         self._handle: Any = None
@@ -210,8 +247,9 @@ class HFServerAdapter(BaseRollout):
     async def update_weights(
         self,
         weights: Generator[tuple[str, torch.Tensor], None, None],
-        global_steps: int | None = None,
         wire_format: str = "named_tensors",
+        *,
+        global_steps: int | None = None,
         **kwargs: Any,
     ) -> None:
         if wire_format != "named_tensors":

@@ -1,15 +1,23 @@
-"""The few functions of verl 0.9.1 that stand in the way, each replaced for one stated reason."""
+# pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false
+# pyright: reportUnknownVariableType=false
+"""Patches of verl 0.9.1, each with its reason."""
 
 import functools
+import importlib
 from typing import Any
+
+from turnwise.integrations.verl.config.sections import SECTION
 
 
 def patch_value_head() -> None:
-    """verl's critic asks for flash-attention 2 whatever the model's config says, and blames a missing trl where that is
-    not installed. The critic loads with the attention that the config names, else sdpa."""
+    """verl's critic asks for flash-attention 2 whatever the model's config says, and blames a
+    missing trl where that is not installed. The critic loads with the attention that the config
+    names, else sdpa."""
     import verl.utils.model as target
 
-    def load_valuehead_model(local_path: str, torch_dtype: Any, model_config: Any, trust_remote_code: bool) -> Any:
+    def load_valuehead_model(
+        local_path: str, torch_dtype: Any, model_config: Any, trust_remote_code: bool
+    ) -> Any:
         from transformers import AutoModelForTokenClassification
 
         asked = getattr(model_config, "_attn_implementation", None)
@@ -25,14 +33,74 @@ def patch_value_head() -> None:
 
 
 def patch_trl() -> None:
-    """verl imports a value-head model from any trl that is installed; trl 1.13 and later have none."""
-    import verl.models.transformers.monkey_patch as target
-
+    """verl imports a value-head model from any trl that is installed; trl 1.13 and later have
+    none."""
+    target: Any = importlib.import_module("verl.models.transformers.monkey_patch")
     target.is_trl_available = lambda: False
 
 
+def refuse_other_trainers(base: Any, ours: type) -> None:
+    """verl's own trainers (sync, colocate_async, separate_async) would take a config with our
+    section and train without our credit, filters and records. They refuse it, before a worker
+    starts. `base` is verl's PPOTrainer."""
+
+    def guarded(original: Any) -> Any:
+        @functools.wraps(original)
+        def initialize(self: Any, config: Any) -> None:
+            if config.get(SECTION) is not None and not isinstance(self, ours):
+                raise ValueError(_NOT_OURS.format(name=type(self).__name__, section=SECTION))
+            original(self, config)
+
+        return initialize
+
+    for cls in (base, *base.__subclasses__()):
+        if "__init__" in vars(cls):
+            cls.__init__ = guarded(cls.__init__)
+
+
+_NOT_OURS = (
+    "the config has a section {section}, but {name} is verl's own trainer, which knows nothing of "
+    "it; set trainer.v1.trainer_mode: {section}. turnwise has no asynchronous trainer on verl "
+    "0.9.1: colocate_async and separate_async sample with older weights, for which its credit and "
+    "its ledger are not made"
+)
+
+
+LOGPROB_ROWS = 4096
+"""Tokens whose logits are in float32 at a time."""
+
+
+def patch_logprobs() -> None:
+    """Without flash-attention verl computes log-probs row by row, in the dtype of the logits.
+    With rows packed or flattened that is one kernel launch per token: 37 of 61 seconds of a step of
+    SmolLM2-135M on an H200. Ours takes blocks of rows, in float32."""
+    import verl.utils.torch_functional as target
+
+    target.logprobs_from_logits_v2 = logprobs_in_blocks
+
+
+def logprobs_in_blocks(logits: Any, labels: Any) -> Any:
+    """Log-probs of the labels, [...] from logits [..., V], in float32. The softmax is recomputed
+    in the backward pass, so that no block of it is kept."""
+    import torch
+    from torch.nn.functional import cross_entropy
+    from torch.utils.checkpoint import checkpoint
+
+    def block(rows: Any, wanted: Any) -> Any:
+        return -cross_entropy(rows.float(), wanted, reduction="none")
+
+    pairs = zip(
+        logits.reshape(-1, logits.shape[-1]).split(LOGPROB_ROWS),
+        labels.reshape(-1).split(LOGPROB_ROWS),
+        strict=True,
+    )
+    found = [checkpoint(block, rows, wanted, use_reentrant=False) for rows, wanted in pairs]
+    return torch.cat(found).view(labels.shape)
+
+
 def patch_process_group() -> None:
-    """verl asks torch for "cpu:gloo,cpu:gloo" where the device is the CPU, which torch refuses as a duplicate."""
+    """verl asks torch for "cpu:gloo,cpu:gloo" where the device is the CPU, which torch refuses as a
+    duplicate."""
     import verl.utils.distributed as target
 
     original = target.initialize_global_process_group_ray
@@ -45,8 +113,9 @@ def patch_process_group() -> None:
 
 
 def patch_vllm_on_cpu(target: Any) -> None:
-    """vLLM on the CPU packs the weights of linear layers once and drops them, so that nobody can send it new ones. They
-    stay as they are, multiplied by torch. `target` is vllm.model_executor.layers.utils."""
+    """vLLM on the CPU packs the weights of linear layers once and drops them, so that they cannot
+    be updated. The patch keeps them unpacked and multiplies with torch. `target` is
+    vllm.model_executor.layers.utils."""
 
     def dispatch(layer: Any, remove_weight: bool) -> None:
         from torch.nn.functional import linear
@@ -57,12 +126,12 @@ def patch_vllm_on_cpu(target: Any) -> None:
 
 
 def patch_sglang_on_cpu(target: Any) -> None:
-    """SGLang sends new weights as handles to memory of a GPU, and its serializer fails on tensors that are not there.
-    They are sent by value, from a process that need not share anything with the engine's. `target` is
-    sglang.srt.weight_sync.utils."""
+    """SGLang sends new weights as handles to memory of a GPU, and its serializer fails on tensors
+    that are not there. They are sent by value, from a process that need not share anything with the
+    engine's. `target` is sglang.srt.weight_sync.utils."""
     import pickle
 
-    import sglang.srt.utils.patch_torch as handles
+    handles: Any = importlib.import_module("sglang.srt.utils.patch_torch")
 
     class ByValue:
         serialize = staticmethod(pickle.dumps)
@@ -72,12 +141,16 @@ def patch_sglang_on_cpu(target: Any) -> None:
 
 
 def register_cpu_engines() -> None:
-    """verl registers its FSDP engines for accelerators alone, and offloads a reference model into pinned memory, which
-    needs one. The same engines, registered for the CPU, with nothing to offload."""
-    import verl.workers.engine.fsdp.transformer_impl as target
+    """verl registers its FSDP engines for accelerators alone, and offloads a reference model into
+    pinned memory, which needs one. The same engines, registered for the CPU, with nothing to
+    offload."""
     from verl.workers.engine import EngineRegistry
 
+    target: Any = importlib.import_module("verl.workers.engine.fsdp.transformer_impl")
     target.CPUOffloadPolicy = lambda pin_memory=True: None
-    for kind, engine in (("language_model", "FSDPEngineWithLMHead"), ("value_model", "FSDPEngineWithValueHead")):
+    for kind, engine in (
+        ("language_model", "FSDPEngineWithLMHead"),
+        ("value_model", "FSDPEngineWithValueHead"),
+    ):
         cls = type(f"CPU{engine}", (getattr(target, engine),), {"__module__": __name__})
         EngineRegistry.register(model_type=kind, backend="fsdp2", device="cpu")(cls)

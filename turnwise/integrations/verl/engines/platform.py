@@ -1,14 +1,20 @@
-"""A platform for verl on which there is no accelerator: gloo between ranks, no memory to count, logical GPUs in Ray."""
+# pyright: reportUnknownArgumentType=false, reportUnknownLambdaType=false
+# pyright: reportUnknownMemberType=false
+"""A CPU platform for verl: gloo between ranks, no device memory, logical GPUs in Ray."""
 
+import os
 import types
-from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import nullcontext
 from typing import Any
 
 import torch
-from verl.plugin.platform import PlatformBase, PlatformRegistry, set_platform
+from verl.plugin.platform import PlatformBase, PlatformRegistry, get_platform, set_platform
 
-_FREE_BYTES = 8 << 30  # what verl's memory reports show; nothing is decided by it
+from turnwise.integrations.verl.config.require import PLATFORM
+
+CPU = "cpu"
+"""Our value of VERL_PLATFORM."""
+_FREE_BYTES = 8 << 30  # shown in verl's memory reports, otherwise unused
 
 
 def _nothing(*_: Any, **__: Any) -> None:
@@ -16,8 +22,9 @@ def _nothing(*_: Any, **__: Any) -> None:
 
 
 def _device_module() -> types.ModuleType:
-    """A namespace of the shape of torch.cuda, for code that asks the device about memory, streams and seeds."""
-    module = types.ModuleType("turnwise_verl_cpu")
+    """A namespace of the shape of torch.cuda, for code that asks the device about memory, streams
+    and seeds."""
+    module: Any = types.ModuleType("turnwise_verl_cpu")
     constants: dict[str, Any] = {
         "is_available": True,
         "current_device": "cpu",
@@ -33,7 +40,13 @@ def _device_module() -> types.ModuleType:
     }
     for name, value in constants.items():
         setattr(module, name, lambda *_, _value=value, **__: _value)
-    for name in ("set_device", "synchronize", "empty_cache", "ipc_collect", "reset_peak_memory_stats"):
+    for name in (
+        "set_device",
+        "synchronize",
+        "empty_cache",
+        "ipc_collect",
+        "reset_peak_memory_stats",
+    ):
         setattr(module, name, _nothing)
     module.manual_seed = module.manual_seed_all = torch.manual_seed
     module.get_rng_state = lambda *_, **__: torch.get_rng_state()
@@ -41,18 +54,18 @@ def _device_module() -> types.ModuleType:
     return module
 
 
-@PlatformRegistry.register(platform="cpu")
 class CPUPlatform(PlatformBase):
     """The platform of machines without an accelerator."""
 
-    device_name = "cpu"
-    vendor_name = "cpu"
-    device_module = _device_module()
+    # verl declares these three as properties.
+    device_name: Any = "cpu"  # pyright: ignore[reportIncompatibleMethodOverride]
+    vendor_name: Any = "cpu"  # pyright: ignore[reportIncompatibleMethodOverride]
+    device_module: Any = _device_module()  # pyright: ignore[reportIncompatibleMethodOverride]
 
     def is_available(self) -> bool:
         return True
 
-    def current_device(self) -> str:
+    def current_device(self) -> Any:
         return "cpu"  # callers write tensor.to(current_device())
 
     def device_count(self) -> int:
@@ -73,7 +86,9 @@ class CPUPlatform(PlatformBase):
         return "CUDA_VISIBLE_DEVICES"
 
     def ray_resource_name(self) -> str:
-        return "GPU"  # a logical resource: ray.init(num_gpus=N) needs no hardware, and verl's placement works unchanged
+        # A logical resource: ray.init(num_gpus=N) needs no hardware, and verl's placement works
+        # unchanged.
+        return "GPU"
 
     def ray_noset_envvars(self) -> list[str]:
         return []
@@ -84,9 +99,8 @@ class CPUPlatform(PlatformBase):
     def cudart(self) -> None:
         return None
 
-    @contextmanager
-    def nvtx_range(self, msg: str) -> Generator[None]:
-        yield
+    def nvtx_range(self, msg: str) -> Any:
+        return nullcontext()
 
     def set_device(self, device_index: Any) -> None: ...
     def synchronize(self, device_index: Any = None) -> None: ...
@@ -96,17 +110,19 @@ class CPUPlatform(PlatformBase):
     def profiler_stop(self) -> None: ...
 
 
-def on_cpu() -> bool:
-    """True where no accelerator that verl knows is to be had, in this process or on this machine."""
-    known = [PlatformRegistry.get(name) for name in PlatformRegistry.registered_names() if name != "cpu"]
-    return not torch.cuda.is_available() and not any(
-        platform is not None and platform().is_platform_available(use_smi_check=True) for platform in known
-    )
+def is_asked_for() -> bool:
+    """True if this process is to run on the CPU: verl's own variable says so, which the driver sets
+    for every process of a run. What this machine has does not count: a driver may have no GPU."""
+    return os.environ.get(PLATFORM, "").strip().lower() == CPU
 
 
-def use_cpu_where_alone() -> bool:
-    """True where there was no accelerator, and verl now runs on the CPU."""
-    if not on_cpu():
-        return False
-    set_platform(CPUPlatform())
-    return True
+def use_platform(device: str) -> None:
+    """Makes verl run on `device` in this process: on the CPU, or on what verl finds by itself."""
+    if device == CPU:
+        PlatformRegistry.register(platform=CPU)(CPUPlatform)
+        if not isinstance(get_platform(), CPUPlatform):
+            set_platform(CPUPlatform())
+    elif isinstance(get_platform(), CPUPlatform):
+        accelerator = PlatformRegistry.get("nvidia")
+        assert accelerator is not None
+        set_platform(accelerator())

@@ -1,6 +1,8 @@
-"""Loaded by verl in every process of a run (VERL_USE_EXTERNAL_MODULES): makes our parts known to verl's registries.
+"""Loaded by verl in every process of a run (VERL_USE_EXTERNAL_MODULES): makes our parts known to
+verl's registries.
 
-The trainer costs a long import that only a driver needs, so it is registered when verl's own trainers are imported.
+The trainer costs a long import that only a driver needs, so it is registered when verl's own
+trainers are imported.
 """
 
 import importlib
@@ -31,7 +33,9 @@ class _AfterImport(MetaPathFinder):
         self._name = name
         self._then = then
 
-    def find_spec(self, name: str, path: Any, target: ModuleType | None = None) -> ModuleSpec | None:
+    def find_spec(
+        self, name: str, path: Any, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
         if name != self._name:
             return None
         sys.meta_path.remove(self)
@@ -48,7 +52,8 @@ class _AfterImport(MetaPathFinder):
 
 
 def after_import(name: str, then: Callable[[ModuleType], object]) -> None:
-    """Calls `then` with the module: now where it is imported already, else as soon as somebody imports it."""
+    """Calls `then` with the module: now where it is imported already, else as soon as somebody
+    imports it."""
     if name in sys.modules:
         then(sys.modules[name])
     else:
@@ -62,19 +67,24 @@ def _replica() -> type:
 
 
 def install() -> None:
-    """Registers platform, engines, losses, the `hf` rollout server and, when its time comes, our trainer."""
+    """Registers losses, the `hf` rollout server and, when its time comes, our trainer; where
+    VERL_PLATFORM is cpu, also a platform and engines for the CPU."""
     from verl.workers.rollout import base, replica
 
     patches.patch_trl()
-    if platform.use_cpu_where_alone():
+    patches.patch_logprobs()
+    if platform.is_asked_for():
+        platform.use_platform(platform.CPU)
         patches.patch_process_group()
         patches.register_cpu_engines()
         after_import("vllm.model_executor.layers.utils", patches.patch_vllm_on_cpu)
-        os.environ.setdefault("SGLANG_USE_CPU_ENGINE", "1")  # SGLang reads it as soon as it is imported
+        # SGLang reads it as soon as it is imported.
+        os.environ.setdefault("SGLANG_USE_CPU_ENGINE", "1")
         after_import("sglang.srt.weight_sync.utils", patches.patch_sglang_on_cpu)
     patches.patch_value_head()
     losses.register()
-    base._ROLLOUT_REGISTRY[("hf", "async")] = f"{_HF}.HFServerAdapter"
+    registry = base._ROLLOUT_REGISTRY  # pyright: ignore[reportPrivateUsage]
+    registry[("hf", "async")] = f"{_HF}.HFServerAdapter"
     replica.RolloutReplicaRegistry.register("hf", _replica)
     if _TRAINERS not in sys.modules:  # else our trainer is what imports this
         after_import(_TRAINERS, lambda _: importlib.import_module(_OURS))

@@ -1,4 +1,6 @@
-"""Notices when a worker of a run dies, so that nobody waits for it."""
+# pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false
+# pyright: reportUnknownVariableType=false
+"""Detects dead workers, so that the driver does not wait for them."""
 
 import contextlib
 import signal
@@ -8,20 +10,34 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 INTERVAL = 2.0
-"""Seconds between two looks."""
+"""Seconds between two checks."""
 GRACE = 20.0
-"""Seconds that verl has to raise on its own, after a worker was found dead, before the driver is interrupted."""
+"""Seconds that verl has to raise on its own, after a worker was found dead, before the driver is
+interrupted."""
 
 
 class WorkerDiedError(RuntimeError):
     """A process of the run is gone. The message names it; the last checkpoint is intact."""
 
 
-class Watchdog:
-    """Asks every actor whether it is there, from a thread of its own.
+def reason_of(error: BaseException) -> str:
+    """What an error of Ray's says in one line: its first, and after a traceback its last too.
 
-    A dead actor answers at once, with an error; a busy one answers when it has time, so its question is left standing.
-    `check` raises for whoever polls; a driver that waits inside a call is interrupted after `GRACE`.
+    Example:
+        >>> reason_of(RuntimeError("The actor died.\\nTraceback\\n  x\\nValueError: no map"))
+        'The actor died. ValueError: no map'
+        >>> reason_of(RuntimeError("The actor died.\\n  pid: 3"))
+        'The actor died.'
+    """
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    has_traceback = any("Traceback" in line or line.lstrip().startswith("File ") for line in lines)
+    return f"{lines[0]} {lines[-1].strip()}" if has_traceback else lines[0]
+
+
+class Watchdog:
+    """Pings every actor from its own thread. A dead actor fails at once; a busy one answers later,
+    so its ping stays open. `check` raises in the polling thread; a driver that is blocked in a call
+    is interrupted after `GRACE`.
     """
 
     def __init__(self, actors: Mapping[str, Any], *, where: Callable[[], str]) -> None:
@@ -37,7 +53,7 @@ class Watchdog:
 
     @property
     def error(self) -> str | None:
-        """What was found, None where all live."""
+        """The error, None if all actors are alive."""
         return self._error
 
     @property
@@ -57,19 +73,22 @@ class Watchdog:
             raise WorkerDiedError(self._error)
 
     def look(self, *, patience: float = 0.0) -> str | None:
-        """One look at every actor, waiting so long for their answers: what is wrong, or None."""
+        """Checks every actor once, waiting up to `patience` seconds; the error, or None."""
         with self._looking:
             return self._look(patience)
 
     def _look(self, patience: float) -> str | None:
         import ray
+        from ray.exceptions import RayActorError
 
         if patience:  # an answer that stands from an earlier look may be older than the death
             self._asked.clear()
         for name, actor in self._actors.items():
             if name not in self._asked:
                 self._asked[name] = actor.__ray_ready__.remote()
-        done, _ = ray.wait(list(self._asked.values()), num_returns=len(self._asked), timeout=patience)
+        done, _ = ray.wait(
+            list(self._asked.values()), num_returns=len(self._asked), timeout=patience
+        )
         answered = set(done)
         for name, asked in list(self._asked.items()):
             if asked not in answered:
@@ -77,22 +96,24 @@ class Watchdog:
             del self._asked[name]
             try:
                 ray.get(asked)
-            except ray.exceptions.RayActorError as error:
-                reason = str(error).strip().splitlines()[0]
+            except RayActorError as error:
                 return (
-                    f"{name} died in {self._where()}: {reason} Nothing after the last checkpoint is kept; look into "
-                    "the log of that worker (memory is the usual cause), then resume"
+                    f"{name} died in {self._where()}: {reason_of(error)} Nothing after the last "
+                    "checkpoint is kept; look into the log of that worker (memory is the usual "
+                    "cause), then resume"
                 )
         return None
 
     def _run(self) -> None:
         while not self._stop.wait(INTERVAL):
             if self._error is None:
-                with contextlib.suppress(Exception):  # Ray is being shut down: the driver hears of it by itself
+                # Ray is being shut down: the driver hears of it by itself.
+                with contextlib.suppress(Exception):
                     self._error = self.look()
                 self._found = time.monotonic()
             elif time.monotonic() - self._found > GRACE:
                 self._interrupted = True
-                # A signal, for it ends waits on locks and sockets too; the driver's handler raises KeyboardInterrupt.
+                # A signal, for it ends waits on locks and sockets too; the driver's handler raises
+                # KeyboardInterrupt.
                 signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
                 return

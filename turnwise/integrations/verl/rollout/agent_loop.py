@@ -1,11 +1,17 @@
-"""Our rollout inside verl's agent loop: one call of verl's plays one episode of ours, turn by turn."""
+"""Our rollout inside verl's agent loop: one call of verl's plays one episode of ours, turn by
+turn."""
 
 import itertools
 import logging
 from typing import Any
 
 import torch
-from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetrics, AgentLoopOutput, register
+from verl.experimental.agent_loop.agent_loop import (
+    AgentLoopBase,
+    AgentLoopMetrics,
+    AgentLoopOutput,
+    register,
+)
 
 from turnwise.config.schema import Config
 from turnwise.data.samples import episode_to_samples
@@ -14,10 +20,17 @@ from turnwise.generate.stops import end_ids
 from turnwise.integrations.verl.config.sections import SECTION, read_config, unpack
 from turnwise.integrations.verl.rollout.generator import ServerGenerator
 from turnwise.integrations.verl.trainer.evaluation import note_outcome
-from turnwise.rollout.plan import EpisodePlan, divide_groups, env_configs, turn_limit
+from turnwise.rollout.plan import (
+    EpisodePlan,
+    divide_groups,
+    env_configs,
+    task_of_seed,
+    turn_limit,
+)
 from turnwise.rollout.proxy import AgentProxy
 from turnwise.seeding import derive_seed
 from turnwise.types import Episode, Sample
+from turnwise.user_code import line_of
 
 logger = logging.getLogger(__name__)
 LOOP = "turnwise"
@@ -27,11 +40,13 @@ FAILURES = "turnwise_failures"
 
 
 class EpisodeFailedError(RuntimeError):
-    """An episode failed for good. verl marks its group as failed; the trainer refills, shrinks or drops it."""
+    """An episode failed for good. verl marks its group as failed; the trainer refills, shrinks or
+    drops it."""
 
 
 class TurnOutput(AgentLoopOutput):
-    """One sample of an episode: rewards on the last token of their turns, and what credit assignment needs."""
+    """One sample of an episode: rewards on the last token of their turns, and what credit
+    assignment needs."""
 
     token_rewards: list[float]
     turn_ids: list[int]
@@ -49,16 +64,22 @@ def state_number(key: str) -> int:
     """A state's number: equal for equal names, in every process.
 
     Example:
-        >>> state_number("hole at 3") == state_number("hole at 3"), state_number("a") == state_number("b")
-        (True, False)
+        >>> state_number("hole at 3") == state_number("hole at 3")
+        True
+        >>> state_number("a") == state_number("b")
+        False
     """
     return derive_seed(0, key)
 
 
-def sample_output(sample: Sample, episode: Episode, *, row: int, rows: int, validate: bool, store: bool) -> TurnOutput:
-    """A sample as verl takes it: the prompt up to the first sampled token, the response from there on.
+def sample_output(
+    sample: Sample, episode: Episode, *, row: int, rows: int, validate: bool, store: bool
+) -> TurnOutput:
+    """A sample as verl takes it: the prompt up to the first sampled token, the response from there
+    on.
 
-    verl judges a validated episode by the rewards of its last row, so there the whole reward is on that row's end.
+    verl judges a validated episode by the rewards of its last row, so there the whole reward is on
+    that row's end.
     """
     start = sample.response_mask.index(True)
     rewards = list(sample.rewards[start:])
@@ -67,7 +88,11 @@ def sample_output(sample: Sample, episode: Episode, *, row: int, rows: int, vali
         if row == rows - 1:
             rewards[-1] = episode.reward
     versions = [turn.completion.policy_version for turn in episode.turns]
-    info = {"turns": len(episode.turns), "success": _number(episode.success), "truncated": episode.status.truncated}
+    info = {
+        "turns": len(episode.turns),
+        "success": _number(episode.success),
+        "truncated": episode.status.truncated,
+    }
     extra = {
         "reward_extra_info": info,
         "min_global_steps": min(versions),
@@ -94,8 +119,12 @@ def sample_output(sample: Sample, episode: Episode, *, row: int, rows: int, vali
         response_logprobs=list(sample.logprobs[start:]),
         token_rewards=rewards,
         turn_ids=list(sample.turn_ids[start:]),
-        state_ids=[-1 if turn < 0 else state_number(sample.state_keys[turn]) for turn in sample.turn_ids[start:]],
-        reward_score=episode.reward,  # a loop that leaves it empty sends verl to its own reward function
+        state_ids=[
+            -1 if turn < 0 else state_number(sample.state_keys[turn])
+            for turn in sample.turn_ids[start:]
+        ],
+        # A loop that leaves it empty sends verl to its own reward function.
+        reward_score=episode.reward,
         num_turns=2 * len(episode.turns),
         metrics=AgentLoopMetrics(
             generate_sequences=sum(turn.generate_seconds for turn in episode.turns),
@@ -118,7 +147,15 @@ def episode_outputs(episode: Episode, *, validate: bool, store: bool) -> list[Tu
 class EpisodePlayer(AgentProxy):
     """An AgentProxy that is asked for one episode at a time, by whoever schedules them."""
 
-    def __init__(self, config: Config, generator: ServerGenerator, tokenizer: Any, *, split: str, section: Any) -> None:
+    def __init__(
+        self,
+        config: Config,
+        generator: ServerGenerator,
+        tokenizer: Any,
+        *,
+        split: str,
+        section: Any,
+    ) -> None:
         payload = unpack(section.get("payload"))
         if split != "train":
             config = with_episodes(config, config.eval.episodes)  # the tasks of a native evaluation
@@ -134,30 +171,37 @@ class EpisodePlayer(AgentProxy):
         self._numbers = itertools.count()
 
     def plan(self, index: int, member: int, *, step: int) -> EpisodePlan:
-        """The episode of one member of the group at row `index` of the data set: the native trainer's plan.
+        """The episode of one member of the group at row `index` of the data set: the native
+        trainer's plan.
 
-        Row i holds group i % env_groups of step i // env_groups, so a run on verl plays the tasks of a native one.
+        Row i holds group i % env_groups of step i // env_groups, so a run on verl plays the tasks
+        of a native one.
         """
         config, split = self.config, self.split
         groups = config.rollout.train if split == "train" else config.rollout.val
-        moment, group = divmod(index, groups.env_groups) if split == "train" else (0, index % groups.env_groups)
+        moment, group = (
+            divmod(index, groups.env_groups) if split == "train" else (0, index % groups.env_groups)
+        )
         tag = divide_groups(groups)[group] or config.env.name
         probe = self.env_state.probes[tag]
+        task_seed = derive_seed(config.seed, f"task/{split}", moment, group)
+        task, error = task_of_seed(probe, task_seed, split, tag=tag)
         return EpisodePlan(
             env_id=next(self._numbers),
             group_id=index,
             index=member,
             tag=tag,
-            task=probe.make_task(derive_seed(config.seed, f"task/{split}", moment, group), split),
+            task=task,
             seed=derive_seed(config.seed, f"tokens/{split}", moment, group, member),
             noise_seed=derive_seed(config.seed, f"noise/{split}", moment, group, member),
             episode_id=f"{split}-{step:06d}-g{index}-m{member}",
             max_turn=turn_limit(config, env_configs(config, groups)[tag], probe),
+            error=error,
         )
 
     async def play_one(self, plan: EpisodePlan) -> Episode:
         """Plays one episode to its end, retries included."""
-        self.env_state.agents[plan.env_id] = self.env_state._agent(plan)
+        self.env_state.take([plan])
         try:
             return await self._play(plan.env_id)
         finally:
@@ -169,30 +213,46 @@ _players: dict[str, EpisodePlayer] = {}  # by split: a worker process belongs to
 
 @register(LOOP)
 class TurnwiseAgentLoop(AgentLoopBase):
-    """verl makes one of these per episode; environments, contexts and sessions live in the process's EpisodePlayer."""
+    """verl makes one of these per episode; environments, contexts and sessions live in the
+    process's EpisodePlayer."""
 
-    async def run(self, sampling_params: dict[str, Any], **row: Any) -> list[TurnOutput]:
+    async def run(self, sampling_params: dict[str, Any], **row: Any) -> Any:
         split, member = row["split"], int(row.get("session_id", 0))
-        player = self._player(split)
-        step = int(row["global_steps"]) - 1 if split == "train" else int(row["global_steps"])
-        plan = player.plan(int(row["index"]), member, step=step)
-        episode = await player.play_one(plan)
+        key = f"{row['uid']}_{member}"
+        try:
+            player = self._player(split)
+            step = int(row["global_steps"]) - 1 if split == "train" else int(row["global_steps"])
+            plan = player.plan(int(row["index"]), member, step=step)
+            episode = await player.play_one(plan)
+        except Exception as error:  # verl would write it into this worker's log alone
+            said = f"{type(error).__name__}: {error}{line_of(error)}"
+            await _note_failure("worker_error", said, key=key, split=split)
+            raise
         if episode.status.failed or not episode.turns:
-            await _note_failure(episode, key=f"{row['uid']}_{member}", split=split)
-            raise EpisodeFailedError(f"{episode.id} ended as {episode.status.value}: {episode.error}")
+            said = episode.error or "no turn was played"
+            await _note_failure(episode.status.value, said, key=key, split=split)
+            raise EpisodeFailedError(
+                f"{episode.id} ended as {episode.status.value}: {episode.error}"
+            )
         if split != "train":
-            await note_outcome(episode, key=f"{row['uid']}_{member}")
+            await note_outcome(episode, key=key)
         every = player.config.log.episodes_every
         store = split == "train" and every > 0 and step % every == 0
         return episode_outputs(episode, validate=split != "train", store=store)
 
     def _player(self, split: str) -> EpisodePlayer:
         if split not in _players:
+            if not self.config[SECTION].get("json"):
+                raise ValueError(
+                    "turnwise's episodes are played for a trainer that is not turnwise's; set "
+                    "trainer.use_v1: true and trainer.v1.trainer_mode: turnwise"
+                )
             config, rollout = read_config(self.config), self.rollout_config
             generator = ServerGenerator(
                 self.server_manager,
                 engine=rollout.name,
-                max_context=rollout.max_model_len or rollout.prompt_length + rollout.response_length,
+                max_context=rollout.max_model_len
+                or rollout.prompt_length + rollout.response_length,
                 stop_ids=end_ids(self.tokenizer, None),
                 tokenizer=self.tokenizer,
             )
@@ -202,10 +262,10 @@ class TurnwiseAgentLoop(AgentLoopBase):
         return _players[split]
 
 
-async def _note_failure(episode: Episode, *, key: str, split: str) -> None:
+async def _note_failure(status: str, error: str, *, key: str, split: str) -> None:
     import transfer_queue as tq
 
-    tag = {"status": episode.status.value, "error": episode.error or "no turn was played", "split": split}
+    tag = {"status": status, "error": error, "split": split}
     await tq.async_kv_put(key=key, partition_id=FAILURES, tag=tag)
 
 

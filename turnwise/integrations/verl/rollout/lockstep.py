@@ -1,6 +1,9 @@
-"""SyncMultiTurnRollout as verl's generation step: all episodes of a step turn by turn, for engines that batch."""
+# pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false
+# pyright: reportUnknownVariableType=false
+"""SyncMultiTurnRollout as verl's generation step: all episodes of a step turn by turn, for engines
+that batch."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 import transfer_queue as tq
@@ -45,9 +48,21 @@ def open_rollout(trainer: "AgentTrainer") -> SyncMultiTurnRollout:
     )
 
 
-def generate(trainer: "AgentTrainer", gen_batch: DataProto) -> DataProto:
-    """The rows of one lockstep rollout. Failed episodes are left out and their groups repaired."""
-    rollout = trainer.multi_turn_rollout
+def generate(
+    trainer: "AgentTrainer", rollout: SyncMultiTurnRollout, gen_batch: DataProto
+) -> DataProto:
+    """The rows of one lockstep rollout. Failed episodes are left out and their groups repaired.
+
+    Raises:
+        ValueError: the batch has neither a row per group nor a row per episode.
+    """
+    groups = trainer.ours.rollout.train
+    sizes = (0, groups.env_groups, groups.env_groups * groups.group_size)
+    if len(gen_batch) not in sizes:
+        raise ValueError(
+            f"gen_batch has {len(gen_batch)} rows; a step has {sizes[1]} groups "
+            f"(rollout.train.env_groups) and {sizes[2]} episodes"
+        )
     gen_batch.meta_info.update(
         {
             "eos_token_id": trainer.tokenizer.eos_token_id,
@@ -55,15 +70,24 @@ def generate(trainer: "AgentTrainer", gen_batch: DataProto) -> DataProto:
             "do_sample": True,
         }
     )
-    rollout.env_state.num_resets = int(gen_batch.meta_info["step"])
+    if "step" in gen_batch.meta_info:
+        rollout.env_state.num_resets = int(gen_batch.meta_info["step"])
+    if isinstance(rollout.engine, ServerEngine):
+        rollout.engine.reset()  # a step that is played again asks with other ids
     rollout.reset()
     rollout.rollout()
     batch = rollout.build_update_batch(pad_id=trainer.tokenizer.pad_token_id)
     data = batch_to_dataproto(batch, pad_id=trainer.tokenizer.pad_token_id)
-    fields = [out.as_dict() for episode in rollout.episodes() for out in episode_outputs(episode, **_KEEP)]
+    fields = [
+        out.as_dict() for episode in rollout.episodes() for out in episode_outputs(episode, **_KEEP)
+    ]
     for name in ("extra_fields", "num_turns", "metrics"):
         data.non_tensor_batch[name] = _objects([field[name] for field in fields])
-    for name in ("turn_ids", "state_ids"):  # numbers that mean the same in every rollout, unlike a batch's own
+    # Numbers that mean the same in every rollout, unlike a batch's own.
+    for name in (
+        "turn_ids",
+        "state_ids",
+    ):
         rows = torch.nn.utils.rnn.pad_sequence([field[name] for field in fields], True, -1)
         data.batch[name][:, : rows.shape[1]] = rows
     return data
@@ -74,9 +98,9 @@ _KEEP = {"validate": False, "store": True}
 
 def submit(trainer: "AgentTrainer", batch: TensorDict) -> int:
     """Plays the groups of verl's batch and puts their rows into the queue, as agent loops would."""
-    uids = list(batch["uid"])
+    uids: list[str] = list(cast(Any, batch["uid"]))
     gen_batch = DataProto(meta_info={"step": trainer.global_steps - 1})
-    data = trainer._generate_multi_turn_sequences(gen_batch)
+    data = trainer._generate_multi_turn_sequences(gen_batch)  # pyright: ignore[reportPrivateUsage]
     rows, keys, tags = [], [], []
     for number in range(len(data)):
         item = data[number]
@@ -88,8 +112,13 @@ def submit(trainer: "AgentTrainer", batch: TensorDict) -> int:
         keys.append(f"{uid}_{info['member']}_{info['row']}")
         rows.append(fields)
         tags.append(_tag(fields, item.non_tensor_batch["extra_fields"], trainer.global_steps))
-    tq.kv_batch_put(keys=keys, partition_id="train", fields=list_of_dict_to_tensordict(rows), tags=tags)
-    done = [{"is_prompt": True, "status": "finished", "global_steps": trainer.global_steps} for _ in uids]
+    tq.kv_batch_put(
+        keys=keys, partition_id="train", fields=list_of_dict_to_tensordict(rows), tags=tags
+    )
+    done = [
+        {"is_prompt": True, "status": "finished", "global_steps": trainer.global_steps}
+        for _ in uids
+    ]
     tq.kv_batch_put(keys=uids, partition_id="train", tags=done)
     return len(uids)
 
@@ -107,7 +136,9 @@ def _row(item: Any, left: int) -> dict[str, Any]:
     for name in ("response_mask", "rm_scores", "rollout_log_probs", "turn_ids", "state_ids"):
         fields[name] = item.batch[name][response]
     fields["loss_mask"] = fields["response_mask"]
-    return fields | {name: item.non_tensor_batch[name] for name in ("extra_fields", "num_turns", "metrics")}
+    return fields | {
+        name: item.non_tensor_batch[name] for name in ("extra_fields", "num_turns", "metrics")
+    }
 
 
 def _tag(fields: dict[str, Any], extra: dict[str, Any], step: int) -> dict[str, Any]:

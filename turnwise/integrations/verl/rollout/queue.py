@@ -1,4 +1,6 @@
-"""Rows of the TransferQueue <-> Batch: what verl's controller moves around, in our terms."""
+# pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false
+# pyright: reportUnknownVariableType=false
+"""Converts rows of verl's TransferQueue to Batch and back."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,19 +13,32 @@ from torch import Tensor
 
 from turnwise.data.batch import Batch
 from turnwise.integrations.verl.rollout.agent_loop import FAILURES
-from turnwise.integrations.verl.rollout.convert import PER_TOKEN, batch_from_tensordict, batch_to_tensordict
+from turnwise.integrations.verl.rollout.convert import (
+    PER_TOKEN,
+    batch_from_tensordict,
+    batch_to_tensordict,
+)
 from turnwise.types import Episode
 
-_ALWAYS = ("prompts", "responses", "response_mask", "rm_scores", "rollout_log_probs", "turn_ids", "state_ids")
+_ALWAYS = (
+    "prompts",
+    "responses",
+    "response_mask",
+    "rm_scores",
+    "rollout_log_probs",
+    "turn_ids",
+    "state_ids",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rows:
-    """The real rows of a queue's batch (verl's padding left out), ordered by group, member and context."""
+    """The real rows of a queue's batch (verl's padding left out), ordered by group, member and
+    context."""
 
     batch: Batch
     infos: list[dict[str, Any]]
-    """What the agent loop said of each row's episode."""
+    """The agent loop's info about each row's episode."""
     places: list[int]
     """The place of each row in verl's batch."""
 
@@ -40,7 +55,8 @@ class Rows:
 
 
 def read_rows(meta: Any, *, fields: Sequence[str] = ()) -> Rows:
-    """The rows of verl's batch as a Batch, with these further fields (verl's names) where they are set."""
+    """The rows of verl's batch as a Batch, with these further fields (verl's names) where they are
+    set."""
     names = [*_ALWAYS, "extra_fields", *fields]
     data = tq.kv_batch_get(keys=meta.keys, partition_id=meta.partition_id, select_fields=names)
     infos = [_plain(extra)["turnwise"] for extra in data.pop("extra_fields").tolist()]
@@ -58,15 +74,21 @@ def read_rows(meta: Any, *, fields: Sequence[str] = ()) -> Rows:
     chosen: dict[str, Any] = {}
     for name in (*_ALWAYS, *fields):
         if name in data and name != "bootstrap":
-            rows = list(data[name].unbind())
-            chosen[name] = torch.nested.as_nested_tensor([rows[place] for place in real], layout=torch.jagged)
+            rows = list(data[name].unbind(0))
+            chosen[name] = torch.nested.as_nested_tensor(
+                [rows[place] for place in real], layout=torch.jagged
+            )
     chosen["loss_mask"] = chosen["response_mask"]
-    chosen["episode_ids"] = torch.tensor([episodes[uids[place][0], uids[place][1]] for place in real])
+    chosen["episode_ids"] = torch.tensor(
+        [episodes[uids[place][0], uids[place][1]] for place in real]
+    )
     chosen["group_ids"] = torch.tensor([groups[uids[place][0]] for place in real])
     chosen["truncated"] = torch.tensor([infos[place]["truncated"] for place in real])
     if "bootstrap" in data:
         chosen["bootstrap"] = data["bootstrap"].reshape(-1)[real]
-    return Rows(batch=batch_from_tensordict(chosen), infos=[infos[place] for place in real], places=real)
+    return Rows(
+        batch=batch_from_tensordict(chosen), infos=[infos[place] for place in real], places=real
+    )
 
 
 def write_tokens(
@@ -77,16 +99,19 @@ def write_tokens(
     names: Mapping[str, str] = PER_TOKEN,
     padding: float = 0.0,
 ) -> Any:
-    """Puts [B, T] tensors of the rows, by our names in Batch, into the queue under verl's; padding rows are filled."""
+    """Puts [B, T] tensors of the rows, by our names in Batch, into the queue under verl's; padding
+    rows are filled."""
     cut = batch_to_tensordict(rows.batch.replace(**tensors))
     fields: dict[str, Tensor] = {}
     for own in tensors:
         found = [torch.full((tag["response_len"],), padding) for tag in meta.tags]
-        for place, row in zip(rows.places, cut[PER_TOKEN[own]].unbind(), strict=True):
+        for place, row in zip(rows.places, cut[PER_TOKEN[own]].unbind(0), strict=True):
             found[place] = row.float()
         fields[names[own]] = torch.nested.as_nested_tensor(found, layout=torch.jagged)
     return tq.kv_batch_put(
-        keys=meta.keys, partition_id=meta.partition_id, fields=TensorDict(fields, batch_size=[len(meta.keys)])
+        keys=meta.keys,
+        partition_id=meta.partition_id,
+        fields=TensorDict(fields, batch_size=[len(meta.keys)]),
     )
 
 
@@ -111,15 +136,22 @@ def queue_actors(config: Any) -> dict[str, Any]:
     """The actors of the TransferQueue, by what a user may call them."""
     import ray
 
-    found = {"controller of the TransferQueue": ray.get_actor("TransferQueueController", namespace="transfer_queue")}
+    found = {
+        "controller of the TransferQueue": ray.get_actor(
+            "TransferQueueController", namespace="transfer_queue"
+        )
+    }
     if config.backend.storage_backend == "SimpleStorage":
         for number in range(config.backend.SimpleStorage.num_data_storage_units):
-            found[f"storage {number} of the TransferQueue"] = ray.get_actor(f"TransferQueueStorageUnit#{number}")
+            found[f"storage {number} of the TransferQueue"] = ray.get_actor(
+                f"TransferQueueStorageUnit#{number}"
+            )
     return found
 
 
 def take_failures() -> list[dict[str, str]]:
-    """The failed episodes that were noted since the last call, each as status, error, split and key."""
+    """The failed episodes that were noted since the last call, each as status, error, split and
+    key."""
     noted = (tq.kv_list(FAILURES) or {}).get(FAILURES, {})
     if noted:
         tq.kv_clear(keys=list(noted), partition_id=FAILURES)

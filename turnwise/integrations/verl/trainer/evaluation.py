@@ -4,6 +4,7 @@ from dataclasses import asdict
 
 from turnwise.evaluate.evaluation import EvalResult, Outcome
 from turnwise.evaluate.statistics import mean_interval, wilson
+from turnwise.log.metrics import judged
 from turnwise.types import Episode
 
 OUTCOMES = "turnwise_outcomes"
@@ -27,7 +28,8 @@ async def note_outcome(episode: Episode, *, key: str) -> None:
 
 
 def take_result(*, failures: int) -> EvalResult | None:
-    """What was noted since the last call, with intervals; None where nothing was. Failed episodes are in no mean."""
+    """What was noted since the last call, with intervals; None where nothing was. Failed episodes
+    are in no mean."""
     import transfer_queue as tq
 
     noted = (tq.kv_list(OUTCOMES) or {}).get(OUTCOMES, {})
@@ -41,12 +43,14 @@ def judge(outcomes: list[Outcome], *, failures: int) -> EvalResult:
     """The result of these outcomes, in the order of their tasks.
 
     Example:
-        >>> won = [Outcome(task_id=str(n), index=n, tag="", success=n < 8, reward=1.0, turns=3, status="completed")
+        >>> won = [Outcome(task_id=str(n), index=n, tag="", success=n < 8, reward=1.0, turns=3,
+        ...     status="completed")
         ...        for n in range(10)]
         >>> print(judge(won, failures=1).success)
         0.800 [0.490, 0.943]
     """
-    wins = [outcome.success for outcome in outcomes if outcome.success is not None]
+    known = judged([(outcome.tag, outcome.success) for outcome in outcomes])
+    wins = [success for success in known if success is not None]
     return EvalResult(
         player="policy",
         success=wilson(sum(wins), len(wins)) if wins else None,

@@ -1,7 +1,10 @@
-"""verl's workers at our pace: learning rates by the step's number, and policy updates that end at a bound on the KL.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+"""verl's workers at our pace: learning rates by the step's number, and policy updates that end at a
+bound on the KL.
 
-verl knows neither a linear schedule nor our warm-up (under its own the first step trains at a rate of 0), and its
-workers always make all their passes. A worker here takes both from the driver, with every batch that it trains on.
+verl knows neither a linear schedule nor our warm-up (under its own the first step trains at a rate
+of 0), and its workers always make all their passes. A worker here takes both from the driver, with
+every batch that it trains on.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -18,7 +21,11 @@ from turnwise.integrations.verl.trainer.losses import KL_SUM, KL_WEIGHT
 
 KEY = "turnwise_pace"
 """Where a batch of verl's carries its Pace."""
-UPDATES, STOPPED = "updates/max", "kl_stop/max"  # verl reduces a metric of such a name by its maximum
+# Verl reduces a metric of such a name by its maximum.
+UPDATES, STOPPED = (
+    "updates/max",
+    "kl_stop/max",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,15 +34,15 @@ class Pace:
 
     step: int
     factor: float = 1.0
-    """What the learning rate is multiplied with."""
+    """Factor on the learning rate."""
     target_kl: float | None = None
-    """No further update is made once the policy moved this far within the step."""
+    """KL limit within a step: no further update beyond it."""
     max_updates: int | None = None
     """At most so many updates. None: all."""
 
 
 class Pacer:
-    """Stands between a worker and its engine, and decides which updates are made."""
+    """Wraps a worker's engine and decides which updates are made."""
 
     def __init__(self, engine: Any) -> None:
         self._engine = engine
@@ -67,9 +74,15 @@ class Pacer:
         return found
 
     def _step(self) -> Any:
-        """The gradient's norm; None where the update was not made because the policy has moved far enough."""
+        """The gradient's norm; None where the update was not made because the policy has moved far
+        enough."""
         pace = self._pace
-        if pace is not None and pace.target_kl is not None and self._updates and self._kl > pace.target_kl:
+        if (
+            pace is not None
+            and pace.target_kl is not None
+            and self._updates
+            and self._kl > pace.target_kl
+        ):
             self._stopped = True
             self._engine.optimizer_zero_grad()
             self._metrics.clear()  # they would count in the means over the updates that were made
@@ -82,7 +95,8 @@ class Pacer:
         return norm
 
     def _mean_kl(self, metrics: dict[str, Any]) -> float:
-        """The KL per token between the sampled policy and this one, over the mini-batch's tokens on all ranks."""
+        """The KL per token between the sampled policy and this one, over the mini-batch's tokens on
+        all ranks."""
         sums = [metrics.pop(name, None) for name in (KL_SUM, KL_WEIGHT)]
         if self._pace is None or self._pace.target_kl is None or sums[0] is None or sums[1] is None:
             return 0.0
@@ -97,33 +111,39 @@ class Pacer:
 class PacedTrainingWorker(TrainingWorker):
     """verl's training worker, at the pace that comes with its batches; without one, at verl's own.
 
-    verl fills mini-batches up with empty rows, and divides a mean over rows by these too. Here it does not, so that a
-    loss is the native one whatever the number of rows.
+    verl fills mini-batches up with empty rows, and divides a mean over rows by these too. Here it
+    does not, so that a loss is the native one whatever the number of rows.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._pacer = Pacer(self.engine)
 
-    @register(dispatch_mode=make_nd_compute_dataproto_dispatch_fn(mesh_name="train"), blocking=False)
+    @register(
+        dispatch_mode=make_nd_compute_dataproto_dispatch_fn(mesh_name="train"), blocking=False
+    )
     def train_batch(self, data: Any) -> Any:
         pace = tu.get(data, KEY)
         if pace is not None:
             if not self._pacer.begin(Pace(**pace)):
                 return tu.get_tensordict(tensor_dict={}, non_tensor_dict={"metrics": {}})
-            tu.assign_non_tensor(data, update_lr_scheduler=False, global_batch_size=self._real_rows(data))
+            tu.assign_non_tensor(
+                data, update_lr_scheduler=False, global_batch_size=self._real_rows(data)
+            )
         return super().train_batch(data)
 
     def _real_rows(self, data: Any) -> int:
-        """Rows of the mini-batch on all ranks without verl's padding, by which its means over rows divide."""
+        """Rows of the mini-batch on all ranks without verl's padding, by which its means over rows
+        divide."""
         count = sum(bool(row.any()) for row in data["loss_mask"].unbind())
-        rows = torch.tensor(count, device=next(self.engine.module.parameters()).device)
-        torch.distributed.all_reduce(rows, group=self.engine.get_data_parallel_group())
+        engine: Any = self.engine
+        rows = torch.tensor(count, device=next(engine.module.parameters()).device)
+        torch.distributed.all_reduce(rows, group=engine.get_data_parallel_group())
         return max(int(rows), 1)
 
 
 class PacedActorWorker(ActorRolloutRefWorker):
-    """verl's worker of actor, rollout and reference, whose actor keeps our pace."""
+    """verl's worker of actor, rollout and reference, with a paced actor."""
 
     actor_worker_cls = PacedTrainingWorker
 
@@ -134,6 +154,8 @@ def check_paced(given: Mapping[Any, Any], *, asked: Sequence[str]) -> None:
         own = worker.__ray_actor_class__
         if not issubclass(own, PacedTrainingWorker | PacedActorWorker):
             raise ValueError(
-                f"role_worker_mapping gives {role.name} the class {own.__name__}, which does not honour "
-                f"{', '.join(asked)}; derive it from PacedActorWorker or PacedTrainingWorker (verl/pace.py)"
+                f"role_worker_mapping gives {role.name} the class {own.__name__}, which does not "
+                "honour "
+                f"{', '.join(asked)}; derive it from PacedActorWorker or PacedTrainingWorker "
+                "(verl/pace.py)"
             )

@@ -1,4 +1,4 @@
-"""Roles, worker classes and resource pools: verl's own by default, a user's where given and fitting."""
+"""Roles, worker classes and resource pools: verl's defaults, or the user's after a check."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -7,27 +7,35 @@ POOL = "global_pool"
 
 
 def _default_role_mapping(config: Any = None) -> dict[Any, Any]:
-    """Ray worker classes by verl's Role, for what this config of verl's needs: actor and rollout (with the reference
-    where a KL is asked for), and a critic where the estimator reads values. Without a config: plain PPO."""
+    """Ray worker classes by verl's Role, for what this config of verl's needs: actor and rollout
+    (with the reference where a KL is asked for), and a critic where the estimator reads values.
+    Without a config: plain PPO."""
     import ray
     from verl.trainer.ppo.utils import Role, need_critic, need_reference_policy
 
     from turnwise.integrations.verl.trainer.pace import PacedActorWorker, PacedTrainingWorker
 
     if config is None:
-        return {Role.ActorRollout: ray.remote(PacedActorWorker), Role.Critic: ray.remote(PacedTrainingWorker)}
+        return {
+            Role.ActorRollout: ray.remote(PacedActorWorker),
+            Role.Critic: ray.remote(PacedTrainingWorker),
+        }
     model = config.actor_rollout_ref.model
     adapters = model.get("lora_rank", 0) > 0 or model.get("lora_adapter_path") is not None
-    reference = need_reference_policy(config) and not adapters  # adapters off: the base is the reference
-    roles = {Role.ActorRolloutRef if reference else Role.ActorRollout: ray.remote(PacedActorWorker)}
+    # Adapters off: the base is the reference.
+    reference = need_reference_policy(config) and not adapters
+    roles: dict[Any, Any] = {
+        Role.ActorRolloutRef if reference else Role.ActorRollout: ray.remote(PacedActorWorker)
+    }
     if need_critic(config):
         roles[Role.Critic] = ray.remote(PacedTrainingWorker)
     return roles
 
 
-def _default_resource_pool(config: Any = None) -> Any:
-    """verl's ResourcePoolManager with one pool, shared by all roles: over the nodes and devices of the config, or
-    without one over the GPUs that this machine has (one rank on the CPU where it has none)."""
+def _default_resource_pool(config: Any = None) -> Any:  # pyright: ignore[reportUnusedFunction]
+    """verl's ResourcePoolManager with one pool, shared by all roles: over the nodes and devices of
+    the config, or without one over the GPUs that this machine has (one rank on the CPU where it has
+    none)."""
     from verl.single_controller.ray import ResourcePoolManager
     from verl.trainer.ppo.utils import Role
 
@@ -38,7 +46,9 @@ def _default_resource_pool(config: Any = None) -> Any:
         nodes, gpus = found.nodes, found.gpus
     else:
         nodes, gpus = config.trainer.nnodes, config.trainer.n_gpus_per_node
-    mapping = {role: POOL for role in (*_default_role_mapping(config), Role.RewardModel)}
+    mapping: dict[Any, str] = {
+        role: POOL for role in (*_default_role_mapping(config), Role.RewardModel)
+    }
     return ResourcePoolManager(resource_pool_spec={POOL: [gpus] * nodes}, mapping=mapping)
 
 
@@ -48,7 +58,8 @@ def check_roles(given: Mapping[Any, Any], needed: Mapping[Any, Any]) -> None:
     idle = [role.name for role in given if role not in needed]
     if missing or idle:
         raise ValueError(
-            f"role_worker_mapping must name exactly the roles of this run, {[role.name for role in needed]}; "
+            "role_worker_mapping must name exactly the roles of this run, "
+            f"{[role.name for role in needed]}; "
             f"missing: {missing}, without use: {idle}. `_default_role_mapping(config)` gives them"
         )
 
@@ -61,8 +72,12 @@ def check_pool(given: Any, roles: Mapping[Any, str]) -> None:
         pool = given.mapping.get(role)
         if pool is None:
             raise ValueError(
-                f"resource_pool_manager gives no pool to role {role.name}; it has {[r.name for r in given.mapping]}. "
+                f"resource_pool_manager gives no pool to role {role.name}; it has "
+                f"{[r.name for r in given.mapping]}. "
                 "`_default_resource_pool(config)` makes one pool for all"
             )
         if pool not in given.resource_pool_spec:
-            raise ValueError(f"resource_pool_manager maps {role.name} to pool {pool!r}, which it does not specify")
+            raise ValueError(
+                f"resource_pool_manager maps {role.name} to pool {pool!r}, which it does not "
+                "specify"
+            )

@@ -1,4 +1,4 @@
-"""Which rows of a step go on, what the step came to, and rewards that a user's function gives."""
+"""Selection of a step's rows, the step's metrics, and rewards of user functions."""
 
 import math
 from collections import Counter
@@ -10,13 +10,16 @@ from torch import Tensor
 
 from turnwise.config.schema import RolloutConfig
 from turnwise.data.batch import Batch
+from turnwise.log.metrics import judged
 
 Info = Mapping[str, Any]
-"""What the agent loop says of a row: episode, group, member, row, status, turns, reward, success, attempts."""
+"""What the agent loop says of a row: episode, group, member, row, status, turns, reward, success,
+attempts."""
 
 
 def broken_groups(members: Sequence[Info], config: RolloutConfig) -> set[int]:
-    """Groups that lost too many members to be trained on, by rollout.on_failure and rollout.min_group_size.
+    """Groups that lost too many members to be trained on, by rollout.on_failure and
+    rollout.min_group_size.
 
     Example: three of three members are left of group 0, one of group 1
         >>> members = [{"group": 0}, {"group": 0}, {"group": 0}, {"group": 1}]
@@ -30,7 +33,8 @@ def broken_groups(members: Sequence[Info], config: RolloutConfig) -> set[int]:
 
 
 def groups_per_mini_batch(rows: int, *, group_size: int, mini_batches: int, ranks: int) -> int:
-    """The size of a mini-batch in groups, such that a pass has at most `mini_batches` and every rank the same rows.
+    """The size of a mini-batch in groups, such that a pass has at most `mini_batches` and every
+    rank the same rows.
 
     Example: 16 rows in groups of 4 on 2 ranks, then 6 rows
         >>> [groups_per_mini_batch(rows, group_size=4, mini_batches=2, ranks=2) for rows in (16, 6)]
@@ -43,7 +47,9 @@ def groups_per_mini_batch(rows: int, *, group_size: int, mini_batches: int, rank
     return math.ceil(needed / unit) * unit
 
 
-def step_metrics(infos: Sequence[Info], failures: Sequence[Info], *, refilled: int) -> dict[str, float]:
+def step_metrics(
+    infos: Sequence[Info], failures: Sequence[Info], *, refilled: int
+) -> dict[str, float]:
     """What a step's episodes came to, under the names of a native run.
 
     Args:
@@ -53,7 +59,8 @@ def step_metrics(infos: Sequence[Info], failures: Sequence[Info], *, refilled: i
     """
     members = [info for info in infos if info["row"] == 0]
     statuses = Counter(failure["status"] for failure in failures)
-    known = [info["success"] for info in members if info["success"] is not None]
+    wins = judged([(info["tag"], info["success"]) for info in members])
+    known = [float(success) for success in wins if success is not None]
     metrics = {
         "rollout/episodes": float(len(members)),
         "rollout/failures": float(sum(statuses.values())),
@@ -70,7 +77,8 @@ def step_metrics(infos: Sequence[Info], failures: Sequence[Info], *, refilled: i
 
 
 def rewards_on_tokens(batch: Batch, rewards: Tensor) -> Tensor:
-    """Rewards per row ([B]: on each row's last sampled token) or per response token ([B, R]), as [B, T].
+    """Rewards per row ([B]: on each row's last sampled token) or per response token ([B, R]), as
+    [B, T].
 
     Raises:
         ValueError: the shape is neither.
@@ -83,7 +91,8 @@ def rewards_on_tokens(batch: Batch, rewards: Tensor) -> Tensor:
         return tokens
     if rewards.dim() != 2 or rewards.shape[0] != mask.shape[0]:
         raise ValueError(
-            f"reward_fn returns one reward per row, [{mask.shape[0]}], or one per response token, got the shape "
+            f"reward_fn returns one reward per row, [{mask.shape[0]}], or one per response token, "
+            "got the shape "
             f"{tuple(rewards.shape)}"
         )
     for row, (sampled, given) in enumerate(zip(mask, rewards, strict=True)):

@@ -1,0 +1,105 @@
+# pyright: reportUnknownArgumentType=false, reportUnknownVariableType=false
+"""A whole config of verl's with the keys `agent` and `env_template` beside it, read as ours: what
+verl's keys say is translated, what they leave at verl's defaults too, and what cannot be honoured
+is refused by name."""
+
+from collections.abc import Mapping
+from typing import Any, cast
+
+from turnwise.config.dialects.keys import PASSED_ON, RULES
+from turnwise.config.load import load_config
+from turnwise.config.schema import Config
+from turnwise.config.tree import set_path
+from turnwise.integrations.verl.config.keys import flat, schema, sections
+from turnwise.integrations.verl.config.placement import Placement
+
+_MINI_BATCHES = ("actor_rollout_ref.actor.ppo_mini_batch_size", "critic.ppo_mini_batch_size")
+_PLACED = ("trainer.nnodes", "trainer.n_gpus_per_node", "trainer.device")
+_ONLY_IF_CHANGED = frozenset(
+    f"trainer.{key}" for key in ("logger", "project_name", "experiment_name", "default_local_dir")
+)
+"""Keys that we know too, but whose defaults in verl nobody asked for."""
+
+
+def read_whole(config: Any) -> tuple[Config, Placement]:
+    """(our config, where it runs).
+
+    Raises:
+        ValueError: mini-batches that are no whole share of a step.
+        ConfigError: keys that contradict each other, or that nobody knows.
+    """
+    from omegaconf import OmegaConf
+
+    given = _flat_config(config)
+    changed = {key: value for key, value in given.items() if _is_changed(config, key, value)}
+    known = RULES.keys() - PASSED_ON
+    keys = {key: value for key, value in given.items() if key in known and _says(key, value, given)}
+    keys = {key: value for key, value in keys.items() if key not in _ONLY_IF_CHANGED} | changed
+    placement = Placement(
+        **{
+            name: OmegaConf.select(config, key)
+            for name, key in zip(("nodes", "gpus", "device"), _PLACED, strict=True)
+        }
+    )
+    groups = int(given["data.train_batch_size"])
+    keys["train.mini_batches"] = _mini_batches(given, groups)
+    keys["train.device"] = placement.device
+    lengths = [given[f"data.max_{part}_length"] for part in ("prompt", "response")]
+    keys["rollout.max_context"] = given["actor_rollout_ref.rollout.max_model_len"] or sum(lengths)
+    tree: dict[str, Any] = {}
+    for key, value in keys.items():
+        if key not in (*_PLACED, *_MINI_BATCHES, "actor_rollout_ref.rollout.max_model_len"):
+            set_path(tree, key, value)
+    return load_config(tree, ["backend=verl"]), placement
+
+
+def _says(key: str, value: Any, given: Mapping[str, Any]) -> bool:
+    """Whether the value decides anything: verl has two kinds of KL and two counts of steps."""
+    if value is None or value == -1:
+        return False
+    if key == "trainer.total_epochs":
+        return given["trainer.total_training_steps"] is None
+    if key == "algorithm.kl_penalty" or key.startswith("algorithm.kl_ctrl."):
+        return bool(given["algorithm.use_kl_in_reward"])
+    if key in ("actor_rollout_ref.actor.kl_loss_coef", "actor_rollout_ref.actor.kl_loss_type"):
+        return bool(given["actor_rollout_ref.actor.use_kl_loss"])
+    return True
+
+
+def _mini_batches(given: Mapping[str, Any], groups: int) -> int:
+    sizes = {key: int(given[key]) for key in _MINI_BATCHES}
+    for key, size in sizes.items():
+        if size != sizes[_MINI_BATCHES[0]] or groups % size:
+            raise ValueError(
+                f"{key} = {size}: actor and critic train on mini-batches of one size, which "
+                f"divides data.train_batch_size = {groups}; make it so"
+            )
+    return groups // sizes[_MINI_BATCHES[0]]
+
+
+def _flat_config(config: Any) -> dict[str, Any]:
+    from omegaconf import OmegaConf
+
+    found = flat(cast(Any, OmegaConf.to_container(config, resolve=True)))
+    return {key: value for key, value in found.items() if value != "???"}
+
+
+def _is_changed(config: Any, key: str, value: Any) -> bool:
+    """Whether a key differs from verl's default, or from what the default refers to."""
+    from omegaconf import OmegaConf
+
+    defaults = flat(schema())
+    name = next((name for name in (key, *sections(key)) if name in defaults), None)
+    default: Any = None if name is None else defaults[name]
+    if name is not None and isinstance(default, str) and "${" in default:
+        probe = config.copy()
+        OmegaConf.set_struct(probe, False)
+        OmegaConf.update(probe, name, default, merge=False)
+        default = OmegaConf.select(probe, name)
+    if OmegaConf.is_config(default):
+        default = OmegaConf.to_container(default, resolve=True)
+    if name != key and isinstance(default, Mapping):  # a section that refers to another one
+        default = flat(cast(Any, default)).get(key.removeprefix(f"{name}."), "???")
+    elif name != key:
+        return True
+    return default != value
