@@ -1,0 +1,209 @@
+"""Where programs run: worker processes, other machines, and what their deaths cost."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import openai
+import psutil
+import pytest
+from agent_parts import agent_config, check_tokens, scripted
+
+from turnwise.rollout.proxy import AgentProxy, RolloutError
+from turnwise.testing.tiny import tiny_tokenizer
+from turnwise.types import Episode, Status
+
+SOLVE = '''
+import os
+import time
+from pathlib import Path
+
+HERE = Path(__file__).parent
+
+
+def solve(task, client):
+    messages = [{"role": "user", "content": f"Task {task.seed % 1000}"}]
+    for _ in range(2):
+        answer = client.chat.completions.create(model="policy", messages=messages)
+        messages += [answer.choices[0].message, {"role": "user", "content": "And?"}]
+    return float(os.getpid())
+
+
+def dies_once(task, client):
+    """The first episode takes its whole worker down."""
+    mark = HERE / "died"
+    client.chat.completions.create(model="policy", messages=[{"role": "user", "content": "Hi"}])
+    try:
+        mark.touch(exist_ok=False)
+    except FileExistsError:
+        return 1.0
+    os._exit(9)
+'''
+
+
+@pytest.fixture
+def program(tmp_path: Path) -> str:
+    (tmp_path / "solve.py").write_text(SOLVE)
+    return f"agent:{tmp_path}/solve.py"
+
+
+def play(name: str, **settings: Any) -> list[Episode]:
+    recorder = scripted("fine")
+    config = agent_config(name, step_timeout=600.0, reset_timeout=600.0, **settings)
+    proxy = AgentProxy(config, recorder, tiny_tokenizer())
+    try:
+        episodes = proxy.play_all(0)
+    finally:
+        proxy.close()
+    if not settings.get("retries"):
+        check_tokens(episodes, recorder)
+    return episodes
+
+
+def workers() -> list[psutil.Process]:
+    return [
+        child
+        for child in psutil.Process().children(recursive=True)
+        if "turnwise.endpoint.worker" in " ".join(child.cmdline())
+    ]
+
+
+def test_worker_processes_run_programs_and_end_with_their_environments(program: str) -> None:
+    episodes = play(f"{program}:solve", groups=6, options={"workers": 2})
+    assert {episode.status for episode in episodes} == {Status.COMPLETED}
+    pids = {int(episode.reward) for episode in episodes}
+    assert os.getpid() not in pids
+    assert not [pid for pid in pids if psutil.pid_exists(pid)]
+    assert workers() == []
+
+
+def test_a_worker_that_dies_costs_nothing_but_time(
+    program: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from turnwise.endpoint import server
+
+    monkeypatch.setattr(server, "LEASE", 6.0)
+    episodes = play(f"{program}:dies_once", groups=3, options={"workers": 1})
+    assert [episode.error for episode in episodes] == [None] * 3
+    assert [episode.reward for episode in episodes] == [1.0] * 3
+
+
+def test_a_program_of_this_process_alone_is_refused_in_workers() -> None:
+    def here(client: Any) -> float:
+        return 1.0
+
+    config = agent_config(here, options={"workers": 2})
+    with pytest.raises(ValueError, match="known to this process alone"):
+        AgentProxy(config, scripted("fine"), tiny_tokenizer())
+
+
+@pytest.fixture
+def elsewhere(program: str, monkeypatch: pytest.MonkeyPatch) -> tuple[str, str]:
+    import socket
+
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    monkeypatch.setenv("TURNWISE_TOKEN", "a secret")
+    return f"{program}:solve", f"127.0.0.1:{port}"
+
+
+def start_worker(where: str, program: str, token: str = "a secret") -> "subprocess.Popen[str]":
+    return subprocess.Popen(
+        [sys.executable, "-m", "turnwise", "work", f"http://{where}", program, "--slots", "4"],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "TURNWISE_TOKEN": token},
+    )
+
+
+def test_programs_run_on_other_machines(elsewhere: tuple[str, str]) -> None:
+    name, where = elsewhere
+    options = {"workers": "elsewhere", "listen": where}
+    found: list[Episode] = []
+    playing = threading.Thread(
+        target=lambda: found.extend(play(name, groups=8, options=options)), daemon=True
+    )
+    playing.start()
+    first = start_worker(where, name)
+    stranger = start_worker(where, name, token="a guess")
+    try:
+        playing.join(600)
+        assert [episode.status for episode in found] == [Status.COMPLETED] * 8
+        assert {int(episode.reward) for episode in found} == {first.pid}
+        assert stranger.wait(600) == 0
+        assert "does not know this worker's token" in (stranger.communicate()[0] or "")
+    finally:
+        first.send_signal(signal.SIGTERM)
+        first.communicate()
+
+
+def test_the_endpoint_beyond_this_machine_needs_a_token(program: str) -> None:
+    config = agent_config(
+        f"{program}:solve", options={"workers": "elsewhere", "listen": "0.0.0.0:0"}
+    )
+    with pytest.raises(ValueError, match="TURNWISE_TOKEN"):
+        AgentProxy(config, scripted("fine"), tiny_tokenizer())
+
+
+def test_nobody_works_and_the_reset_times_out(elsewhere: tuple[str, str]) -> None:
+    name, where = elsewhere
+    config = agent_config(
+        name, reset_timeout=0.5, options={"workers": "elsewhere", "listen": where}
+    )
+    proxy = AgentProxy(config, scripted("fine"), tiny_tokenizer())
+    try:
+        with pytest.raises(RolloutError, match="env_timeout"):
+            proxy.play(0)
+    finally:
+        proxy.close()
+
+
+def test_serve_answers_openai_clients(tmp_path: Path) -> None:
+    from turnwise.testing.tiny import tiny_model
+
+    tokenizer = tiny_tokenizer()
+    tiny_model().save_pretrained(tmp_path / "model")
+    tokenizer.save_pretrained(tmp_path / "model")
+    server = subprocess.Popen(
+        [sys.executable, "-m", "turnwise", "serve", str(tmp_path / "model"), "--port", "0"],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert server.stdout is not None
+        url = server.stdout.readline().split()[-1]
+        client = openai.OpenAI(base_url=url, api_key="x", max_retries=0)
+        messages: list[Any] = [{"role": "user", "content": "Hello"}]
+
+        def ask(**options: Any) -> Any:
+            return client.chat.completions.create(
+                model="m", messages=messages, max_tokens=20, temperature=0, **options
+            )
+
+        whole = ask(logprobs=True)
+        assert whole.usage.completion_tokens <= 20
+        assert len(whole.choices[0].logprobs.content) == whole.usage.completion_tokens
+        pieces: list[int] = []
+        for word in ("Hello", "a", "What now?", "left", "0 1 2", "zzz"):
+            messages[0]["content"] = word
+            streamed = [
+                chunk.choices[0].delta.content or "" for chunk in ask(stream=True) if chunk.choices
+            ]
+            text = ask().choices[0].message.content
+            assert "".join(streamed).strip() == text.strip()
+            pieces.append(len([text for text in streamed if text]))
+        assert max(pieces) > 1
+        assert client.responses.create(model="m", input="Hello", max_output_tokens=4).output
+        with pytest.raises(openai.BadRequestError, match="frequency_penalty"):
+            ask(frequency_penalty=1.0)
+        messages[0]["content"] = "long " * 100_000
+        with pytest.raises(openai.BadRequestError) as caught:
+            ask()
+        assert caught.value.code == "context_length_exceeded"
+    finally:
+        server.send_signal(signal.SIGTERM)
+        assert server.wait(600) == 0

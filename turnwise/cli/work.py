@@ -1,0 +1,51 @@
+"""turnwise work: runs an agent's program for a training run elsewhere."""
+
+import os
+import signal
+from typing import Annotated
+
+import typer
+
+from turnwise.cli.args import fail
+
+
+def register(app: typer.Typer) -> None:
+    app.command("work", epilog="Example: turnwise work http://trainer:8800 agent:solve.py:solve")(
+        work
+    )
+
+
+def work(
+    url: Annotated[str, typer.Argument(help="The endpoint of the training run.")],
+    program: Annotated[
+        str, typer.Argument(help="agent:FILE.py:FUNCTION, or 'command:COMMAND LINE'.")
+    ],
+    slots: Annotated[int, typer.Option(help="Programs that run at once.", min=1)] = 16,
+) -> None:
+    """Run an agent's program for a run that trains with env.options.workers=elsewhere.
+
+    Tasks come from the run's endpoint, and rewards go back to it. Ends with the run. The
+    environment variable TURNWISE_TOKEN is the token that both share.
+    """
+    from turnwise.endpoint.worker import COMMAND, TOKEN, Worker
+    from turnwise.user_code import UnknownNameError, load_object
+
+    kind, _, rest = program.partition(":")
+    if kind not in ("agent", "command") or not rest:
+        fail(f"PROGRAM is agent:FILE.py:FUNCTION or command:COMMAND LINE, got {program!r}")
+    token = os.environ.get(TOKEN)
+    if not token:
+        fail(f"set {TOKEN} to the token of the run")
+    if kind == "agent":
+        try:
+            load_object(rest)
+        except UnknownNameError as error:
+            fail(str(error))
+    worker = Worker(url, "agents", token, rest if kind == "agent" else COMMAND + rest, slots=slots)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    print(f"working for {url}, {slots} at once", flush=True)
+    try:
+        worker.run()
+    except KeyboardInterrupt:
+        worker.stop()
+    print(worker.ended or "stopped")

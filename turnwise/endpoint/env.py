@@ -1,0 +1,276 @@
+"""Programs that call the model, as environments."""
+
+import asyncio
+import itertools
+import logging
+import os
+import subprocess
+import threading
+from collections.abc import Callable, Coroutine, Sequence
+from concurrent.futures import Future
+from pathlib import Path
+from random import Random
+from typing import Any, TypeVar
+
+from turnwise.endpoint.episode import AgentEpisode, Said
+from turnwise.endpoint.server import Endpoint, shared_endpoint
+from turnwise.endpoint.worker import COMMAND, TOKEN, Worker
+from turnwise.envs.base import EnvError, Hint
+from turnwise.envs.data_rows import RowSplits, load_rows
+from turnwise.envs.tools.sample import random_reply
+from turnwise.procs.channel import child_command, stop
+from turnwise.types import Json, Message, Observation, StepResult, Task
+from turnwise.user_code import is_only_here, load_object, name_of
+
+logger = logging.getLogger(__name__)
+T = TypeVar("T")
+SLOTS = 64
+"""Programs that a worker runs at once."""
+_COUNT = itertools.count()
+
+
+class AgentEnv:
+    """A program that calls the model through OpenAI's API, as an environment: every call is a turn.
+
+    Args:
+        program: FILE.py:FUNCTION or module:function. It gets `task` and `client` by name, may be
+            async, and returns its reward: a number, or a dict with reward, success and info. A
+            class is made anew for every episode, and its `run` is called.
+        tasks: rows, or a JSONL file; a row is the payload of a task. None: a task is a seed.
+        val_fraction: the share of the rows that is held out.
+        workers: processes that run the program. 0: threads of this process. "elsewhere": none; they
+            are started with `turnwise work`, on any machine.
+        slots: programs that a worker runs at once.
+        listen: HOST:PORT of the endpoint, for workers elsewhere. Needs TURNWISE_TOKEN.
+        trained_roles: the roles that are trained. None: all.
+        ignore: settings of requests that are accepted without effect, such as top_p.
+        patience: seconds that a program gets to return its reward when the rollout cuts it.
+        unfinished_reward: the reward of a program that was cut and returned none.
+    """
+
+    max_turns: int | None = None
+
+    def __init__(
+        self,
+        program: str,
+        *,
+        tasks: Any = None,
+        val_fraction: float = 0.1,
+        workers: int | str | None = None,
+        slots: int = SLOTS,
+        listen: str | None = None,
+        trained_roles: Sequence[str] | None = None,
+        ignore: Sequence[str] = (),
+        patience: float = 5.0,
+        unfinished_reward: float = 0.0,
+    ) -> None:
+        if not program.startswith(COMMAND):
+            load_object(program)  # a mistake in its name is told before the run begins
+        self._name = program.removeprefix(COMMAND)
+        rows = None if tasks is None else load_rows(tasks, name=self._name)
+        self._rows = (
+            None if rows is None else RowSplits(rows, val_fraction=val_fraction, name=self._name)
+        )
+        self._roles = None if trained_roles is None else frozenset(trained_roles)
+        self._ignore = frozenset(ignore)
+        self._patience, self._unfinished = patience, unfinished_reward
+        self._staff = _join_staff(program, workers=workers, slots=slots, listen=listen)
+        self._episode: AgentEpisode | None = None
+        self._closed = False
+
+    def make_task(self, seed: int, split: str) -> Task:
+        payload: dict[str, Json] = {} if self._rows is None else self._rows.draw(seed, split)
+        return Task(id=f"{self._name}/{split}/{seed}", seed=seed, payload=payload, split=split)
+
+    def submit_reset(self, task: Task, noise_seed: int) -> Future[Observation]:
+        return self._submit(self._reset(task))
+
+    def submit_step(self, message: Message, said: Any) -> Future[StepResult]:
+        return self._submit(self._step(message, said))
+
+    def submit_finish(self, why: str = "turns") -> Future[StepResult]:
+        return self._submit(self._finish(why))
+
+    def submit_end(self) -> Future[None]:
+        return self._submit(self._end())
+
+    def reset(self, task: Task, noise_seed: int = 0) -> Observation:
+        return self.submit_reset(task, noise_seed).result()
+
+    def step(self, message: Message) -> StepResult:
+        return self.submit_step(message, None).result()
+
+    def finish(self) -> StepResult:
+        return self.submit_finish().result()
+
+    def close(self) -> None:
+        if not self._closed:
+            self._closed = True
+            self.submit_end().result()
+            self._staff.leave()
+
+    def hint(self, what: Hint, seed: int) -> Json:
+        """A random call of the tools that the program offers, for the random player and warm
+        starts. None where it offers none: nobody knows what the program understands."""
+        ask = None if self._episode is None else self._episode.current
+        if what != "random" or ask is None or not ask.tools:
+            return None
+        messages = [message.to_json() for message in ask.messages]
+        return random_reply(ask.tools, messages, Random(seed))
+
+    async def _reset(self, task: Task) -> Observation:
+        await self._end()
+        self._staff.mend()
+        episode = AgentEpisode(task, trained_roles=self._roles, ignore=self._ignore)
+        self._episode = episode
+        self._staff.endpoint.open(episode, queue=self._staff.queue)
+        return await episode.opening()
+
+    async def _step(self, message: Message, said: Any) -> StepResult:
+        episode = self._live()
+        episode.answer(message.content, Said() if said is None else said)
+        return await episode.next_turn()
+
+    async def _finish(self, why: str) -> StepResult:
+        reasons = {
+            "turns": ("the limit of turns is reached", "turn_limit"),
+            "length": (
+                "this conversation does not fit into the context of the policy",
+                "context_length_exceeded",
+            ),
+        }
+        text, code = reasons[why]
+        return await self._live().cut(
+            text, code=code, patience=self._patience, otherwise=self._unfinished
+        )
+
+    async def _end(self) -> None:
+        episode, self._episode = self._episode, None
+        if episode is not None:
+            self._staff.endpoint.forget(episode)
+
+    def _live(self) -> AgentEpisode:
+        if self._episode is None:
+            raise EnvError("the agent was stepped before its reset")
+        return self._episode
+
+    def _submit(self, job: Coroutine[Any, Any, T]) -> Future[T]:
+        return asyncio.run_coroutine_threadsafe(job, self._staff.endpoint.loop)
+
+
+def agent(program: Callable[..., Any]) -> str:
+    """The name of the environment that a program is, for `turnwise.train(env=...)` and for a
+    config.
+
+    Args:
+        program: a function of `task` and `client`, or a class with such a `run`.
+
+    Example:
+        >>> def solve(task, client):
+        ...     return 1.0
+        >>> agent(solve)
+        'agent:python:solve'
+    """
+    return f"agent:{name_of(program)}"
+
+
+class CommandEnv(AgentEnv):
+    """A command line that calls the model through OpenAI's API. The shell runs it with
+    OPENAI_BASE_URL, OPENAI_API_KEY and TURNWISE_TASK (JSON) set. The last line of its output is its
+    reward as JSON: a number, or an object with reward, success and info.
+
+    Args:
+        command: for the shell. The other options are those of AgentEnv.
+    """
+
+    def __init__(self, command: str, **options: Any) -> None:
+        super().__init__(COMMAND + command, **options)
+
+
+class _Staff:
+    """The workers of one program in this process. All its environments share them; they end with
+    the last one."""
+
+    def __init__(self, program: str, *, endpoint: Endpoint, workers: int | str, slots: int) -> None:
+        self.endpoint = endpoint
+        self.queue = "agents" if workers == "elsewhere" else f"q{next(_COUNT)}"
+        self.members = 0
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self._threads: Worker | None = None
+        if workers == "elsewhere":
+            return
+        url, token = endpoint.url, endpoint.work_token
+        self._command = child_command(
+            "turnwise.endpoint.worker", url, self.queue, program, str(slots)
+        )
+        if workers == 0:
+            self._threads = Worker(url, self.queue, token, program, slots=slots)
+            self._threads.start()
+        self._processes = [self._start() for _ in range(int(workers))]
+
+    def mend(self) -> None:
+        """Starts a worker in the place of each one that has died."""
+        for place, process in enumerate(self._processes):
+            if process.poll() is not None:
+                logger.warning(
+                    "a worker died (exit %d); another takes its place", process.returncode
+                )
+                self._processes[place] = self._start()
+
+    def _start(self) -> "subprocess.Popen[bytes]":
+        token = self.endpoint.work_token
+        return subprocess.Popen(
+            self._command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            process_group=0,
+            env={**os.environ, TOKEN: token, "OMP_NUM_THREADS": "1"},
+        )
+
+    def leave(self) -> None:
+        """One environment fewer needs them."""
+        with _LOCK:
+            self.members -= 1
+            if self.members:
+                return
+            for key in [key for key, staff in _STAFFS.items() if staff is self]:
+                del _STAFFS[key]
+        if self._threads is not None:
+            self._threads.stop()
+        for process in self._processes:
+            stop(process)
+
+
+_STAFFS: dict[str, _Staff] = {}
+_LOCK = threading.Lock()
+
+
+def _join_staff(
+    program: str, *, workers: int | str | None, slots: int, listen: str | None
+) -> _Staff:
+    """The workers of the program, started for its first environment."""
+    if isinstance(workers, str) and workers != "elsewhere":
+        raise ValueError(f"workers is a number or 'elsewhere', got {workers!r}")
+    if workers is None:
+        workers = 0 if is_only_here(program) else min(2, os.cpu_count() or 1)
+    if isinstance(workers, int) and workers > 0 and is_only_here(program):
+        raise ValueError(
+            f"{program} is known to this process alone and cannot run in worker processes; put it "
+            "into a file, or set workers to 0"
+        )
+    host, port, token = "127.0.0.1", 0, None
+    if listen is not None:
+        host, _, number = listen.rpartition(":")
+        host, port, token = host or "127.0.0.1", int(number), os.environ.get(TOKEN)
+    file, _, name = program.rpartition(":")
+    if not program.startswith(COMMAND) and file.endswith(".py"):
+        program = f"{Path(file).resolve()}:{name}"
+    with _LOCK:
+        key = repr((program, workers, slots, listen))
+        staff = _STAFFS.get(key)
+        if staff is None:
+            endpoint = shared_endpoint(host, port, token)
+            staff = _Staff(program, endpoint=endpoint, workers=workers, slots=slots)
+            _STAFFS[key] = staff
+        staff.members += 1
+        return staff

@@ -1,0 +1,377 @@
+# pyright: reportUnknownArgumentType=false, reportUnknownVariableType=false
+# pyright: reportUnknownMemberType=false, reportUnknownLambdaType=false
+"""One episode as its program and the rollout see it: requests on one side, turns on the other."""
+
+import asyncio
+import secrets
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from turnwise.endpoint.asks import Ask, AskError
+from turnwise.endpoint.history import History, Place, conversation_text
+from turnwise.endpoint.replies import Reply, read_reply
+from turnwise.envs.base import EnvError
+from turnwise.envs.gate import read_info, read_reward, words
+from turnwise.isolation.processes import WorkerLostError
+from turnwise.types import Call, Completion, Json, Observation, StepResult, Task
+
+MAX_WAITING = 256
+"""Requests of one episode that wait for a reply at the same time."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Outcome:
+    """How a program ended."""
+
+    rewards: Mapping[str, float] = field(default_factory=dict[str, float])
+    """By role; "" is everybody."""
+    info: Mapping[str, Json] = field(default_factory=dict[str, Json])
+    error: str | None = None
+    lost: bool = False
+    """Its worker was lost: not the program's fault."""
+
+    @classmethod
+    def read(cls, value: Any, *, name: str = "the program") -> "Outcome":
+        """From what a program returned: a number, a dict with `reward`, or an object with one.
+
+        Raises:
+            EnvError: it is something else.
+
+        Example:
+            >>> Outcome.read({"reward": {"planner": 1, "worker": 0.5}, "success": True}).rewards
+            {'planner': 1.0, 'worker': 0.5}
+        """
+        info: dict[str, Json] = {}
+        if isinstance(value, Mapping):
+            info = read_info(value.get("info"), name=name)
+            if value.get("success") is not None:
+                info["success"] = bool(value["success"])
+            value = value.get("reward")
+        elif value is not None and hasattr(value, "reward"):
+            if getattr(value, "success", None) is not None:
+                info["success"] = bool(value.success)
+            value = value.reward
+        if value is None:
+            return cls(info=info)
+        given = value if isinstance(value, Mapping) else {"": value}
+        rewards = {str(role): read_reward(number, name=name) for role, number in given.items()}
+        return cls(rewards=rewards, info=info)
+
+
+NOTHING = Completion(ids=(0,), logprobs=(0.0,), finish_reason="stop")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Said:
+    """What the episode wants to know of a reply's tokens. The rollout's own record has it; this one
+    is for replies without tokens, of a person or a test."""
+
+    completion: Completion = NOTHING
+    prompt_ids: tuple[int, ...] = ()
+    restart: bool = True
+    decode: Callable[[Sequence[int]], str] | None = None
+
+
+@dataclass(eq=False, slots=True)
+class Pending:
+    """A request that waits for its replies."""
+
+    ask: Ask
+    place: Place
+    answer: "asyncio.Future[list[Reply]]"
+    replies: list[Reply] = field(default_factory=list[Reply])
+    readers: int = 1
+    """Connections that wait for the answer. 0: the client is gone."""
+
+
+@dataclass(slots=True)
+class _Turn:
+    pending: Pending
+    role: str
+    reply: Reply
+    tokens: int
+    """Ids of its context after it."""
+    reward: float = 0.0
+    told: bool = False
+    """Whether the rollout has its result already."""
+
+
+class AgentEpisode:
+    """One episode. All methods run on the event loop of the endpoint.
+
+    The program asks; the rollout takes one request at a time (`next_turn`), and answers it with
+    what the policy said (`answer`). Requests that come together are answered one after another.
+    """
+
+    def __init__(self, task: Task, *, trained_roles: frozenset[str] | None, ignore: frozenset[str]):
+        self.token = secrets.token_urlsafe(18)
+        self.task = task
+        self.ignore = ignore
+        self.over: str | None = None
+        """Why no further request is answered."""
+        self.outcome: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
+        self._trained_roles = trained_roles
+        self._history = History()
+        self._queue: deque[Pending] = deque()
+        self._came = asyncio.Event()
+        self._current: Pending | None = None
+        self._turns: list[_Turn] = []
+        self._known: dict[bytes, Pending] = {}
+
+    # What the program's side calls.
+
+    def ask(self, ask: Ask, *, digest: bytes, again: bool) -> Pending:
+        """Queues a request. One that a client sends again after a broken connection joins the
+        first.
+
+        Raises:
+            AskError: the episode is over, or too many requests wait.
+        """
+        if (
+            again
+            and (known := self._known.get(digest)) is not None
+            and not known.answer.cancelled()
+        ):
+            known.readers += 1
+            return known
+        if self.over is not None:
+            raise AskError(f"this episode is over: {self.over}", code="episode_over", status=410)
+        if len(self._queue) >= MAX_WAITING:
+            raise AskError(
+                f"{MAX_WAITING} requests of this episode wait already; policies of one episode "
+                "reply one after another",
+                code="too_many_requests",
+                status=429,
+            )
+        answer: asyncio.Future[list[Reply]] = asyncio.get_running_loop().create_future()
+        pending = Pending(ask=ask, place=self._history.find(ask), answer=answer)
+        self._queue.append(pending)
+        self._known[digest] = pending
+        self._came.set()
+        return pending
+
+    def leave(self, pending: Pending) -> None:
+        """A client hung up before its answer came."""
+        pending.readers -= 1
+        if pending.readers <= 0 and pending in self._queue:
+            self._queue.remove(pending)
+            pending.answer.cancel()
+
+    def reward(self, value: Any, completion: str | None) -> None:
+        """A reward for one reply, the newest where no id is given.
+
+        Raises:
+            AskError: there is no such reply.
+        """
+        if not self._turns:
+            raise AskError("a reward needs a reply that it is for, and there is none yet")
+        turn = self._turns[-1]
+        if completion is not None:
+            found = [turn for turn in self._turns if turn.reply.id == completion]
+            if not found:
+                raise AskError(f"no reply of this episode has the id {completion[:80]!r}")
+            turn = found[-1]
+        try:
+            turn.reward += read_reward(value, name="the program")
+        except EnvError as error:
+            raise AskError(str(error)) from error
+
+    def end(self, outcome: Outcome) -> None:
+        """The program has ended."""
+        if not self.outcome.done():
+            self.outcome.set_result(outcome)
+            self._came.set()
+        self.close(f"the program has {'failed' if outcome.error else 'ended'}")
+
+    # What the rollout's side calls.
+
+    @property
+    def current(self) -> Ask | None:
+        """The request that waits for the rollout's answer."""
+        return None if self._current is None else self._current.ask
+
+    async def opening(self) -> Observation:
+        """The program's first request."""
+        pending = await self._next()
+        if pending is None:
+            outcome = self.outcome.result()
+            self._raise_for(outcome)
+            raise EnvError("the program ended without calling the model")
+        ask = pending.ask
+        return Observation(
+            messages=ask.messages,
+            tools=ask.tools,
+            call=Call(role=ask.role, max_tokens=ask.max_tokens, stop=ask.stop),
+            info=self._info(pending),
+        )
+
+    def answer(self, text: str, said: Any) -> None:
+        """Gives the program what the policy said. `said` is the rollout's record of the tokens."""
+        pending = self._current
+        if pending is None:
+            raise EnvError("a reply came, and the program did not ask for one")
+        number = len(self._turns)
+        completion = said.completion
+        parent = pending.place.parent
+        seen = 0 if said.restart or parent is None else self._turns[parent].tokens
+        prompt = seen + len(said.prompt_ids)
+        thoughts, content, calls = read_reply(text, pending.ask, turn=number)
+        logprobs: tuple[tuple[str, float], ...] = ()
+        if pending.ask.logprobs and said.decode is not None:
+            logprobs = tuple(
+                (said.decode([token]), logprob)
+                for token, logprob in zip(completion.ids, completion.logprobs, strict=True)
+            )
+        reply = Reply(
+            id=f"chatcmpl-{self.token[:8]}-{number}",
+            content=content,
+            thoughts=thoughts,
+            calls=calls,
+            finish_reason=completion.finish_reason,
+            prompt_tokens=prompt,
+            completion_tokens=len(completion.ids),
+            logprobs=logprobs,
+        )
+        self._turns.append(
+            _Turn(
+                pending=pending,
+                role=pending.ask.role,
+                reply=reply,
+                tokens=prompt + len(completion.ids),
+            )
+        )
+        self._history.said(pending.place, reply.message, number)
+        pending.replies.append(reply)
+        if len(pending.replies) < pending.ask.n and self.over is None:
+            self._queue.appendleft(pending)  # the next of n replies to the same request
+            self._came.set()
+        else:
+            if not pending.answer.done():
+                pending.answer.set_result(pending.replies)
+            # A long conversation is not kept once for every turn.
+            pending.ask, pending.place.tail = replace(pending.ask, messages=()), ()
+            self._forget_old()
+        self._current = None
+
+    async def next_turn(self) -> StepResult:
+        """The result of the turn that was answered last: the program's next request, or its end."""
+        pending = await self._next()
+        turn = self._turns[-1]
+        if pending is not None:
+            ask, place = pending.ask, pending.place
+            new = place.parent is None
+            return StepResult(
+                messages=() if new else place.tail,
+                rewritten=Observation(messages=place.tail, tools=ask.tools) if new else None,
+                reward=self._settle(turn),
+                action=turn.reply.content or None,
+                call=Call(
+                    parent=place.parent, role=ask.role, max_tokens=ask.max_tokens, stop=ask.stop
+                ),
+                state_key=conversation_text(ask.messages),
+                info=self._info(pending),
+                earlier=self._earlier(),
+                trained=self._trained(turn),
+            )
+        outcome = self.outcome.result()
+        self._raise_for(outcome)
+        if not outcome.rewards and not any(turn.reward for turn in self._turns):
+            raise EnvError("the program returned no reward, and gave none to its replies")
+        return self._ending(outcome, terminated=True)
+
+    async def cut(self, why: str, *, code: str, patience: float, otherwise: float) -> StepResult:
+        """The rollout cuts the episode. The program is told, and may still return its reward."""
+        self.close(why, code=code)
+        try:
+            outcome = await asyncio.wait_for(asyncio.shield(self.outcome), patience)
+        except TimeoutError:
+            outcome = Outcome(rewards={"": otherwise}, info={"unfinished": True})
+        if outcome.error is not None:  # it did not expect to be cut
+            outcome = Outcome(rewards={"": otherwise}, info={"unfinished": True})
+        return self._ending(outcome, terminated=False)
+
+    def close(self, why: str, *, code: str = "episode_over") -> None:
+        """No further request is answered; those that wait are refused."""
+        if self.over is None:
+            self.over = why
+        status = 400 if code == "context_length_exceeded" else 410
+        waiting = [*self._queue, *([self._current] if self._current is not None else [])]
+        self._queue.clear()
+        self._current = None
+        for pending in waiting:
+            if not pending.answer.done():
+                pending.answer.set_exception(
+                    AskError(f"this episode is over: {why}", code=code, status=status)
+                )
+                pending.answer.exception()  # nobody may wait for it
+
+    async def _next(self) -> Pending | None:
+        """The next request, None once the program has ended."""
+        while True:
+            if self._queue:
+                self._current = self._queue.popleft()
+                return self._current
+            if self.outcome.done():
+                return None
+            self._came.clear()
+            await self._came.wait()
+
+    def _forget_old(self) -> None:
+        """Keeps the last answers only, for clients that ask again."""
+        for digest in list(self._known)[:-MAX_WAITING]:
+            if self._known[digest].answer.done():
+                del self._known[digest]
+
+    def _ending(self, outcome: Outcome, *, terminated: bool) -> StepResult:
+        turn = self._turns[-1] if self._turns else None
+        reward = 0.0 if turn is None else self._settle(turn)
+        for role, value in outcome.rewards.items():
+            last = self._last_of(role)
+            if last is turn or last is None:
+                reward += value
+            else:
+                last.reward += value
+        return StepResult(
+            messages=(),
+            reward=reward,
+            terminated=terminated,
+            truncated=not terminated,
+            action=None if turn is None else turn.reply.content or None,
+            info=outcome.info,
+            earlier=self._earlier(),
+            trained=True if turn is None else self._trained(turn),
+        )
+
+    def _last_of(self, role: str) -> _Turn | None:
+        turns = [turn for turn in self._turns if not role or turn.role == role]
+        return turns[-1] if turns else None
+
+    def _settle(self, turn: _Turn) -> float:
+        """The rewards that the turn has so far. Later ones go into `earlier`."""
+        reward, turn.reward, turn.told = turn.reward, 0.0, True
+        return reward
+
+    def _earlier(self) -> dict[int, float]:
+        found: dict[int, float] = {}
+        for index, turn in enumerate(self._turns[:-1]):
+            if turn.told and turn.reward:
+                found[index] = self._settle(turn)
+        return found
+
+    def _trained(self, turn: _Turn) -> bool:
+        read = turn.pending.readers > 0
+        return read and (self._trained_roles is None or turn.role in self._trained_roles)
+
+    def _info(self, pending: Pending) -> dict[str, Json]:
+        info: dict[str, Json] = {"next_context": self._history.cause(pending.ask, pending.place)}
+        if pending.ask.overridden:
+            info["overridden"] = ", ".join(pending.ask.overridden)
+        return info
+
+    def _raise_for(self, outcome: Outcome) -> None:
+        if outcome.lost:
+            raise WorkerLostError(outcome.error or "its worker was lost")
+        if outcome.error is not None:
+            raise EnvError(words(outcome.error))

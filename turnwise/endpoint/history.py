@@ -1,0 +1,153 @@
+"""Which earlier turn a request continues. Requests carry whole conversations; turns are known by
+their messages, not by the form in which a program sends them back."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from turnwise.chat.render import tools_key
+from turnwise.endpoint.asks import Ask
+from turnwise.types import Message, ToolCall
+
+Cause = Literal["first", "continued", "branched", "edited", "tools", "role"]
+"""Why a turn is played in the context that it is played in: the first of the episode; a turn that
+continues the newest; one that continues an older turn; a conversation whose earlier replies differ
+from what was said; other tools; another role."""
+Key = tuple[str, ...]
+
+
+@dataclass(slots=True)
+class _Node:
+    """One message of a conversation, after those before it."""
+
+    turn: int | None = None
+    """The turn that said it, None for messages of the program."""
+    call_ids: tuple[str, ...] = ()
+    children: dict[Key, list["_Node"]] = field(default_factory=dict[Key, list["_Node"]])
+
+
+@dataclass(slots=True)
+class Place:
+    """Where a request goes on."""
+
+    parent: int | None
+    """The turn that it continues, None for a new conversation."""
+    tail: tuple[Message, ...]
+    """The messages after that turn; all of them in a new conversation."""
+    node: _Node
+    """The last message, for the reply that will follow it."""
+
+
+class History:
+    """The messages of an episode as a tree.
+
+    Texts are compared without their edges, tool calls by name and arguments as JSON. Thoughts, ids
+    of calls and the difference between no content and an empty one do not count.
+    """
+
+    def __init__(self) -> None:
+        self._roots: dict[tuple[str, str], _Node] = {}
+        self._newest: int | None = None
+
+    def find(self, ask: Ask) -> Place:
+        """The deepest reply that the request repeats, with everything before it."""
+        root = self._roots.setdefault((ask.role, tools_key(ask.tools)), _Node())
+        node, parent, at = root, None, 0
+        for place, message in enumerate(ask.messages):
+            found = _child(node, message)
+            if found is None:
+                break
+            node = found
+            if node.turn is not None:
+                parent, at = node, place + 1
+        tail = ask.messages[at:]
+        node = parent or root
+        for message in tail:
+            node = _child(node, message, programs=True) or _add(node, message)
+        return Place(parent=None if parent is None else parent.turn, tail=tail, node=node)
+
+    def said(self, place: Place, reply: Message, turn: int) -> None:
+        """Adds the reply of a turn after the request's last message."""
+        node = _Node(turn=turn, call_ids=tuple(call.id for call in reply.tool_calls))
+        place.node.children.setdefault(_key(reply), []).append(node)
+        self._newest = turn
+
+    def cause(self, ask: Ask, place: Place) -> Cause:
+        """Why the request is answered in the context that it is answered in."""
+        if place.parent is not None:
+            return "continued" if place.parent == self._newest else "branched"
+        if self._newest is None:
+            return "first"
+        roles = {role for role, _ in self._roots}
+        if len(roles) > 1 and len([key for key in self._roots if key[0] == ask.role]) == 1:
+            return "role"
+        if any(message.role == "assistant" for message in ask.messages):
+            tools = {key for role, key in self._roots if role == ask.role}
+            return "tools" if len(tools) > 1 else "edited"
+        return "edited"
+
+
+def _child(node: _Node, message: Message, *, programs: bool = False) -> _Node | None:
+    """The node of the message after `node`. Of several equal replies: the one whose ids of calls
+    the message has, else the newest."""
+    found = node.children.get(_key(message))
+    if programs and found is not None:
+        found = [child for child in found if child.turn is None]
+    if not found:
+        return None
+    ids = tuple(call.id for call in message.tool_calls)
+    exact = [child for child in found if ids and child.call_ids == ids]
+    return (exact or found)[-1]
+
+
+def _add(node: _Node, message: Message) -> _Node:
+    child = _Node(call_ids=tuple(call.id for call in message.tool_calls))
+    node.children.setdefault(_key(message), []).append(child)
+    return child
+
+
+def _key(message: Message) -> Key:
+    content = message.content
+    if message.role == "assistant":
+        content = without_thoughts(content)[1]
+    calls = [part for call in message.tool_calls for part in (call.name, _arguments(call))]
+    return (message.role, content.strip(), *calls)
+
+
+def _arguments(call: ToolCall) -> str:
+    """The arguments in one form, whatever their spaces and the order of their keys.
+
+    Example:
+        >>> _arguments(ToolCall(id="a", name="f", arguments='{"b": 1.0, "a": "\\\\u00e9"}'))
+        '{"a":"é","b":1}'
+    """
+    try:
+        value = json.loads(call.arguments)
+        text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    except (ValueError, RecursionError):
+        return call.arguments.strip()
+    whole = json.loads(text, parse_float=lambda number: _whole(float(number)))
+    return json.dumps(whole, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+
+
+def _whole(number: float) -> float | int:
+    return int(number) if number.is_integer() and abs(number) < 2**53 else number
+
+
+def without_thoughts(text: str) -> tuple[str, str]:
+    """(the thoughts at the beginning of a reply, the rest of it).
+
+    Example:
+        >>> without_thoughts("<think>hm</think> yes"), without_thoughts("no thoughts")
+        (('hm', ' yes'), ('', 'no thoughts'))
+    """
+    head, mark, rest = text.partition("</think>")
+    if not mark:
+        return "", text
+    return head.strip().removeprefix("<think>").strip(), rest
+
+
+def conversation_text(messages: Sequence[Message]) -> str:
+    """The last thing that was said to the policy, as the name of the state."""
+    return "\n".join(message.content for message in messages if message.role != "system")

@@ -1,0 +1,277 @@
+"""A trained policy behind the endpoint, for use after training: every request is answered on its
+own."""
+
+import asyncio
+import hmac
+import itertools
+import secrets
+import threading
+from collections.abc import AsyncIterator, Awaitable
+from concurrent.futures import Future
+from dataclasses import replace
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from turnwise.chat.render import Renderer, Tokenizer, tools_key
+from turnwise.endpoint.asks import Ask, AskError, read_chat, read_responses
+from turnwise.endpoint.replies import (
+    Reply,
+    as_event,
+    chat_events,
+    chat_json,
+    first_chunk,
+    read_reply,
+    responses_events,
+    responses_json,
+)
+from turnwise.endpoint.server import no_such_page, read_object, refusal
+from turnwise.generate.base import Generator, Sampling, Session
+from turnwise.serve.http import HttpServer, listen
+from turnwise.types import Completion, Json
+
+MAX_CONNECTIONS = 1024
+PIECE = 8
+"""Tokens that are sampled between two pieces of a stream."""
+HONOURED = frozenset({"temperature", "top_p", "top_k"})
+
+
+class PolicyServer:
+    """Serves chat completions and responses of one policy. Use it as a context manager.
+
+    Args:
+        sampling: how replies are drawn where a request does not say.
+        token: what requests must carry as their key. None: everybody on this machine may ask.
+    """
+
+    def __init__(
+        self,
+        generator: Generator,
+        tokenizer: Tokenizer,
+        sampling: Sampling,
+        *,
+        model: str = "policy",
+        host: str = "127.0.0.1",
+        port: int = 0,
+        token: str | None = None,
+    ) -> None:
+        self._generator, self._sampling, self._model = generator, sampling, model
+        self._renderer = Renderer(tokenizer)
+        self._token = token
+        self._count = itertools.count()
+        # The generator works on a loop of its own: between two tokens nobody else has to wait.
+        self._engine = asyncio.new_event_loop()
+        self._thread = threading.Thread(
+            target=self._engine.run_forever, name="turnwise-policy", daemon=True
+        )
+        listener, self.url = listen(host, port, token=token)
+        app = Starlette(
+            routes=[
+                Route("/health", self._health),
+                Route("/v1/models", self._models),
+                Route("/v1/chat/completions", self._chat, methods=["POST"]),
+                Route("/v1/responses", self._responses, methods=["POST"]),
+            ],
+            exception_handlers={404: no_such_page, 405: no_such_page},
+        )
+        self._server = HttpServer(
+            app, listener=listener, max_connections=MAX_CONNECTIONS, closing=self._closing
+        )
+
+    def __enter__(self) -> "PolicyServer":
+        self._thread.start()
+        self._server.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._server.stop()
+        self._engine.call_soon_threadsafe(self._engine.stop)
+        self._thread.join()
+
+    def wait(self) -> None:
+        """Returns when the server has ended."""
+        self._server.wait()
+
+    async def _closing(self) -> None:
+        """Nothing is kept between requests."""
+
+    async def _health(self, request: Request) -> Response:
+        return JSONResponse({"model": self._model})
+
+    async def _models(self, request: Request) -> Response:
+        model = {"id": self._model, "object": "model", "created": 0, "owned_by": "turnwise"}
+        return JSONResponse({"object": "list", "data": [model]})
+
+    async def _chat(self, request: Request) -> Response:
+        return await self._answer(request, chat=True)
+
+    async def _responses(self, request: Request) -> Response:
+        return await self._answer(request, chat=False)
+
+    async def _answer(self, request: Request, *, chat: bool) -> Response:
+        body = bytearray()
+        try:
+            self._authorize(request)
+            await self._server.read(request, body)
+            read = read_chat if chat else read_responses
+            ask = read(read_object(body), honoured=HONOURED)
+            ask = replace(ask, model=self._model)
+            ids = self._prompt(ask)
+            room = self._generator.max_context - len(ids)
+            if room < 1:
+                raise AskError(
+                    f"the conversation has {len(ids)} tokens, and the context of the policy "
+                    f"{self._generator.max_context}",
+                    code="context_length_exceeded",
+                    param="messages",
+                )
+            if ask.stream:
+                return StreamingResponse(
+                    self._stream(ask, ids, room),
+                    media_type="text/event-stream",
+                    headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"},
+                )
+            jobs = [self._reply(ask, ids, room) for _ in range(ask.n)]
+            replies = await asyncio.gather(*jobs)
+            whole = chat_json(ask, replies) if chat else responses_json(ask, replies[0])
+            return JSONResponse(whole)
+        except Exception as error:
+            return refusal(error)
+        finally:
+            self._server.held -= len(body)
+
+    def _prompt(self, ask: Ask) -> tuple[int, ...]:
+        rendered = self._renderer.render(ask.messages, ask.tools, key=tools_key(ask.tools))
+        return self._renderer.encode(rendered.text)
+
+    def _drawn(self, ask: Ask, room: int) -> Sampling:
+        """How the reply is drawn: as the request says, else as the server."""
+        default = self._sampling
+        limit = min(ask.max_tokens or default.max_tokens, room)
+        sampling = replace(default, max_tokens=limit, stop=(*default.stop, *ask.stop))
+        return replace(sampling, **{key: ask.settings[key] for key in HONOURED & {*ask.settings}})
+
+    async def _reply(self, ask: Ask, ids: tuple[int, ...], room: int) -> Reply:
+        session = self._session()
+        try:
+            sampling = self._drawn(ask, room)
+            completion = await self._run(self._generator.generate(session, ids, sampling))
+            return self._read(ask, len(ids), completion)
+        finally:
+            await self._run(self._generator.release(session))
+
+    async def _stream(self, ask: Ask, ids: tuple[int, ...], room: int) -> AsyncIterator[bytes]:
+        """Chat completions come while they are sampled; what may be a call of a tool, and answers
+        of the responses API, come whole."""
+        named = ask.api == "responses"
+        name = f"chatcmpl-{secrets.token_hex(6)}"
+        if named or ask.tools or ask.n > 1:
+            if not named:
+                yield as_event(first_chunk(ask, name))
+            replies = await asyncio.gather(*(self._reply(ask, ids, room) for _ in range(ask.n)))
+            if named:
+                for number, event in enumerate(responses_events(ask, replies[0])):
+                    yield as_event({**event, "sequence_number": number}, named=True)
+                return
+            for event in chat_events(ask, replies):
+                yield as_event({**event, "id": name})
+            yield b"data: [DONE]\n\n"
+            return
+        session = self._session()
+        try:
+            yield as_event(first_chunk(ask, name))
+            said: list[int] = []
+            sent = ""
+            sampling = self._drawn(ask, room)
+            new, reason = ids, "length"
+            while len(said) < sampling.max_tokens:
+                piece = replace(sampling, max_tokens=min(PIECE, sampling.max_tokens - len(said)))
+                completion = await self._run(self._generator.generate(session, new, piece))
+                said += completion.ids
+                new, reason = (), completion.finish_reason
+                text = self._shown(ask, said)
+                done = reason == "stop"
+                # The last sign may be half of one, and the last word half of a stop string.
+                ready = text if done else text[: max(len(sent), len(text) - _held(ask, text))]
+                if len(ready) > len(sent):
+                    yield as_event(_delta(ask, name, ready[len(sent) :]))
+                    sent = ready
+                if done:
+                    break
+            rest = self._shown(ask, said)[len(sent) :]
+            if rest:
+                yield as_event(_delta(ask, name, rest))
+            last = Reply(
+                id=name,
+                content="",
+                thoughts="",
+                calls=(),
+                finish_reason="stop" if reason == "stop" else "length",
+                prompt_tokens=len(ids),
+                completion_tokens=len(said),
+            )
+            for event in chat_events(ask, [last]):
+                yield as_event({**event, "id": name})
+            yield b"data: [DONE]\n\n"
+        finally:
+            await asyncio.shield(self._run(self._generator.release(session)))
+
+    def _shown(self, ask: Ask, ids: list[int]) -> str:
+        text = self._renderer.decode(ids)
+        for stop in ask.stop:
+            text = text.partition(stop)[0]
+        return text
+
+    def _read(self, ask: Ask, prompt: int, completion: Completion) -> Reply:
+        text = self._renderer.decode(completion.ids)
+        number = next(self._count)
+        thoughts, content, calls = read_reply(text, ask, turn=number)
+        return Reply(
+            id=f"chatcmpl-{number}",
+            content=content,
+            thoughts=thoughts,
+            calls=calls,
+            finish_reason=completion.finish_reason,
+            prompt_tokens=prompt,
+            completion_tokens=len(completion.ids),
+            logprobs=tuple(
+                (self._renderer.decode([token]), logprob)
+                for token, logprob in zip(completion.ids, completion.logprobs, strict=True)
+            )
+            if ask.logprobs
+            else (),
+        )
+
+    def _session(self) -> Session:
+        return Session(key=f"request-{next(self._count)}", seed=secrets.randbits(62))
+
+    async def _run(self, job: Awaitable[Any]) -> Any:
+        async def run() -> Any:
+            return await job
+
+        found: Future[Any] = asyncio.run_coroutine_threadsafe(run(), self._engine)
+        return await asyncio.wrap_future(found)
+
+    def _authorize(self, request: Request) -> None:
+        if self._token is None:
+            return
+        given = request.headers.get("authorization") or ""
+        if not hmac.compare_digest(given.encode(), f"Bearer {self._token}".encode()):
+            raise AskError(
+                "this server wants its token as the API key", code="invalid_api_key", status=401
+            )
+
+
+def _held(ask: Ask, text: str) -> int:
+    """Characters at the end of a text that may still change."""
+    stops = max((len(stop) - 1 for stop in ask.stop), default=0)
+    return max(stops, 1 if text.endswith("\ufffd") else 0)
+
+
+def _delta(ask: Ask, name: str, text: str) -> Json:
+    chunk = first_chunk(ask, name)
+    chunk["choices"][0]["delta"] = {"content": text}
+    return chunk
