@@ -1,10 +1,11 @@
-"""The nouns of turnwise: what an episode is made of, from a task to the flat tokens of a training sample.
+"""The core types of turnwise, from a task to the flat tokens of a training sample.
 
-Standard library only. Every type is frozen; data flows to the right and nobody edits what came before:
+Standard library only. Every type is frozen; data flows to the right:
 
     Task -> Observation -> (Completion -> StepResult)* -> Turn* -> Episode -> Sample
 
-Messages and tokens never mix: an environment sees messages, a generator sees ids, and the two meet only in a Turn.
+Messages and tokens are separate: an environment sees messages, a generator sees ids, and only a
+Turn has both.
 """
 
 import json
@@ -27,7 +28,7 @@ class Status(StrEnum):
     """
 
     COMPLETED = "completed"
-    """The environment said that the episode is over."""
+    """The environment ended the episode."""
     TRUNCATED_TURNS = "truncated_turns"
     """Cut by a limit on turns or actions: the state after the last turn still has a value."""
     TRUNCATED_LENGTH = "truncated_length"
@@ -124,7 +125,8 @@ class Message:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Task:
-    """One problem instance: everything that fixes an episode's initial state, and nothing that changes.
+    """One problem instance: everything that fixes an episode's initial state, and nothing that
+    changes.
 
     Example:
         >>> task = Task(id="FrozenLake/train/17", seed=17, split="train")
@@ -155,6 +157,27 @@ class Task:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Call:
+    """How a turn is played where the turns of an episode are not one conversation, as with a
+    program that calls the model when and how it likes.
+
+    Example:
+        >>> Call(parent=0, max_tokens=64).parent
+        0
+    """
+
+    parent: int | None = None
+    """Index of the turn whose conversation this one continues. None: the last one's, or a new one
+    where the conversation was rewritten."""
+    role: str = ""
+    """Name of the role that speaks. Each role gets credit from its own rewards."""
+    max_tokens: int | None = None
+    """Limit of this reply, below the limit of the rollout."""
+    stop: tuple[str, ...] = ()
+    """Strings that end this reply, besides those of the rollout."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Observation:
     """What an environment shows before the first turn.
 
@@ -168,16 +191,36 @@ class Observation:
     tools: tuple[Mapping[str, Json], ...] = ()
     """Schemas of the tools that the model may call, for the chat template."""
     state_key: str | None = None
-    """Names the state for algorithms that compare turns played from the same state (GiGPO). None: the text."""
+    """Names the state for algorithms that compare turns played from the same state (GiGPO). None:
+    the text."""
     info: Mapping[str, Json] = field(default_factory=dict[str, Json])
+    call: Call | None = None
+    """How the first turn is played, where that is not the usual way."""
+
+    def to_json(self) -> dict[str, Json]:
+        return {
+            "messages": [message.to_json() for message in self.messages],
+            "tools": [dict(tool) for tool in self.tools],
+            "state_key": self.state_key,
+            "info": dict(self.info),
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Json]) -> "Observation":
+        return cls(
+            messages=tuple(Message.from_json(message) for message in data["messages"]),
+            tools=tuple(data["tools"]),
+            state_key=data["state_key"],
+            info=data["info"],
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepResult:
     """What an environment answers to one message of the model.
 
-    Terminated and truncated are different things: a truncated episode could have gone on, so its last state
-    has a value; a terminated one has none.
+    Terminated and truncated are different things: a truncated episode could have gone on, so its
+    last state has a value; a terminated one has none.
 
     Example:
         >>> StepResult(messages=(), reward=1.0, terminated=True).done
@@ -198,6 +241,15 @@ class StepResult:
     """Names the state that the next turn is played from. None: the text of the messages."""
     info: Mapping[str, Json] = field(default_factory=dict[str, Json])
     """Facts for metrics, such as {"success": True}."""
+    rewritten: Observation | None = None
+    """The whole conversation as the model reads it from here on, where the environment changed what
+    was said before or what tools there are: a new context begins. None: `messages` are added."""
+    call: Call | None = None
+    """How the next turn is played. None: it continues this one."""
+    earlier: Mapping[int, float] = field(default_factory=dict[int, float])
+    """Rewards that became known now for earlier turns, by their index."""
+    trained: bool = True
+    """False: the turn is not trained on, because nobody read its reply or its role is fixed."""
 
     @property
     def done(self) -> bool:
@@ -225,7 +277,8 @@ class Completion:
     def __post_init__(self) -> None:
         if len(self.ids) != len(self.logprobs):
             raise ValueError(
-                f"a completion has one log-prob per id, got {len(self.ids)} ids and {len(self.logprobs)} log-probs"
+                f"a completion has one log-prob per id, got {len(self.ids)} ids and "
+                f"{len(self.logprobs)} log-probs"
             )
 
     @property
@@ -255,9 +308,10 @@ class Completion:
 class Turn:
     """One exchange: the model read some ids, said a completion, and the environment replied.
 
-    `prompt_ids` are the ids that were new to the model. Where `restart` is False they continue the previous turn,
-    so the model saw (previous prompt + previous completion + prompt_ids); where it is True the context began anew
-    (the first turn, a window that moved, a chat template that rewrote history).
+    `prompt_ids` are the ids that were new to the model. Where `restart` is False they continue the
+    previous turn (or the turn `parent`), so the model saw (its prompt + its completion +
+    prompt_ids); where it is True the context began anew (the first turn, a window that moved, a
+    chat template that rewrote history). `turnwise.data.samples` follows these links.
 
     Example:
         >>> done = Completion(ids=(7, 2), logprobs=(-1.0, -0.5), finish_reason="stop")
@@ -281,15 +335,22 @@ class Turn:
     state_key: str = ""
     """Names the state in which this turn was played."""
     info: Mapping[str, Json] = field(default_factory=dict[str, Json])
+    rewritten: Observation | None = None
+    """The conversation that the next turn begins with, where the environment rewrote it."""
     generate_seconds: float = 0.0
     env_seconds: float = 0.0
+    parent: int | None = None
+    """Index of the turn that this one continues, where that is not the previous one."""
+    role: str = ""
+    """Name of the role that spoke, in an episode with several."""
+    trained: bool = True
 
     @property
     def num_ids(self) -> int:
         return len(self.prompt_ids) + len(self.completion.ids)
 
     def to_json(self) -> dict[str, Json]:
-        return {
+        data: dict[str, Json] = {
             "prompt_ids": list(self.prompt_ids),
             "completion": self.completion.to_json(),
             "text": self.text,
@@ -303,6 +364,15 @@ class Turn:
             "generate_seconds": self.generate_seconds,
             "env_seconds": self.env_seconds,
         }
+        if self.rewritten is not None:
+            data["rewritten"] = self.rewritten.to_json()
+        if self.parent is not None:
+            data["parent"] = self.parent
+        if self.role:
+            data["role"] = self.role
+        if not self.trained:
+            data["trained"] = False
+        return data
 
     @classmethod
     def from_json(cls, data: Mapping[str, Json]) -> "Turn":
@@ -317,8 +387,12 @@ class Turn:
             reward_parts=data["reward_parts"],
             state_key=data["state_key"],
             info=data["info"],
+            rewritten=Observation.from_json(data["rewritten"]) if "rewritten" in data else None,
             generate_seconds=data["generate_seconds"],
             env_seconds=data["env_seconds"],
+            parent=data.get("parent"),
+            role=data.get("role", ""),
+            trained=data.get("trained", True),
         )
 
 
@@ -354,8 +428,8 @@ class Episode:
     tools: tuple[Mapping[str, Json], ...] = ()
     """Tool schemas that the chat template was given."""
     final_ids: tuple[int, ...] = ()
-    """Ids after the last turn (the environment's last reply) where the episode was truncated: the critic values
-    the state they lead to. Never trained on."""
+    """Ids after the last turn (the environment's last reply) where the episode was truncated: the
+    critic values the state they lead to. Never trained on."""
     error: str | None = None
     """What went wrong, where the status is a failure."""
     attempts: int = 1
@@ -377,7 +451,7 @@ class Episode:
 
     @property
     def success(self) -> bool | None:
-        """What the environment said last about success, None where it says nothing of it."""
+        """The last value of `success` that the environment reported, None if it never did."""
         for turn in reversed(self.turns):
             if "success" in turn.info:
                 return bool(turn.info["success"])
@@ -433,8 +507,9 @@ class Episode:
 class Sample:
     """A flat stretch of tokens to train on: one unbroken context of one episode. Holds no padding.
 
-    An episode whose context was never restarted is one sample; every restart opens another. All sequences have the
-    length T of `ids`; position t speaks of the choice of token t, given the ids before it.
+    An episode whose context was never restarted is one sample; every restart opens another. All
+    sequences have the length T of `ids`; position t refers to the choice of token t, given the ids
+    before it.
 
     Example: two turns, where the model said [7 8] and [9], after the prompts [1 2] and [3]
 
@@ -460,4 +535,8 @@ class Sample:
     episode_id: str
     group_id: int
     truncated: bool
-    """True on the sample that holds the last turn of a truncated episode: bootstrap from the state after its ids."""
+    """True on the sample that holds the last turn of a truncated episode: bootstrap from the state
+    after its ids."""
+    role: str = ""
+    """The role that spoke, in an episode with several. Roles have separate credit: each is compared
+    with the same role of other episodes."""

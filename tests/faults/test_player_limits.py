@@ -1,4 +1,5 @@
-"""Every player plays under the same limits: a step that hangs, and one that ends its process, cost an episode each."""
+"""Every player plays under the same limits: a step that hangs, and one that ends its process, cost
+an episode each."""
 
 import subprocess
 import sys
@@ -42,7 +43,9 @@ def config(tmp_path: Path, request: pytest.FixtureRequest) -> Config:
     return Config(env=env, rollout=RolloutConfig(step_timeout=0.5, retries=0, num_workers=1))
 
 
-@pytest.mark.parametrize(("config", "status"), [("exit", "env_error"), ("sleep", "env_timeout")], indirect=["config"])
+@pytest.mark.parametrize(
+    ("config", "status"), [("exit", "env_error"), ("sleep", "env_timeout")], indirect=["config"]
+)
 def test_a_player_loses_an_episode_and_not_the_evaluation(config: Config, status: str) -> None:
     episodes = play_episodes(config, RandomPlayer(), episodes=6)
     assert {episode.status.value for episode in episodes} == {"completed", status}
@@ -56,7 +59,9 @@ def test_a_warm_start_goes_on_without_the_episodes_that_failed(config: Config) -
 
 
 @pytest.mark.parametrize(
-    ("config", "said"), [("exit", "ended its process (exit 3)"), ("sleep", "step took longer")], indirect=["config"]
+    ("config", "said"),
+    [("exit", "ended its process (exit 3)"), ("sleep", "step took longer")],
+    indirect=["config"],
 )
 def test_check_env_reports_it(config: Config, said: str) -> None:
     report = check_beside(config.env.name, seeds=3, config=config.env, limits=config.rollout)
@@ -72,8 +77,15 @@ def test_check_env_of_an_object_ends_in_time(config: Config) -> None:
 
 @pytest.mark.parametrize("config", ["sleep"], indirect=True)
 def test_a_person_is_told_that_the_environment_hangs(config: Config) -> None:
-    words = ["play", config.env.name, "env.options.end=sleep", "rollout.step_timeout=0.5", "--seed", "1"]
+    words = [
+        "play",
+        config.env.name,
+        "env.options.end=sleep",
+        "rollout.step_timeout=0.5",
+        "--seed",
+        "1",
+    ]
     command = [sys.executable, "-m", "turnwise", *words]
-    done = subprocess.run(command, input="go\n", capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, input="go\n", capture_output=True, text=True, timeout=600)
     assert done.returncode != 0
     assert "env_timeout: step took longer than 0.5 s" in done.stderr

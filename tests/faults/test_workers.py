@@ -1,4 +1,5 @@
-"""Worker processes: episodes survive environments that die, hang, raise or return garbage, and nothing is left over."""
+"""Worker processes: episodes survive environments that die, hang, raise or return garbage, and
+nothing is left over."""
 
 import os
 import signal
@@ -25,11 +26,15 @@ from turnwise.rollout.proxy import AgentProxy, RolloutResult
 from turnwise.testing.tiny import tiny_tokenizer
 
 
-def play(*, share: float, marks: Path | None, groups: int = 8, size: int = 4, **rollout: Any) -> RolloutResult:
+def play(
+    *, share: float, marks: Path | None, groups: int = 8, size: int = 4, **rollout: Any
+) -> RolloutResult:
     options: dict[str, Any] = {"share": share, "marks": str(marks) if marks else None}
     if "faults" in rollout:
         options["faults"] = rollout.pop("faults")
-    env = EnvConfig(name="turnwise.testing.faulty:FaultyEnv", options=options, format=FormatConfig(style="raw"))
+    env = EnvConfig(
+        name="turnwise.testing.faulty:FaultyEnv", options=options, format=FormatConfig(style="raw")
+    )
     settings = {
         "isolation": "process",
         "num_workers": 4,
@@ -38,7 +43,10 @@ def play(*, share: float, marks: Path | None, groups: int = 8, size: int = 4, **
         "retries": 2,
         **rollout,
     }
-    config = Config(env=env, rollout=RolloutConfig(train=GroupsConfig(env_groups=groups, group_size=size), **settings))
+    config = Config(
+        env=env,
+        rollout=RolloutConfig(train=GroupsConfig(env_groups=groups, group_size=size), **settings),
+    )
     tokenizer = tiny_tokenizer()
 
     def script(session: Session, ids: tuple[int, ...], call: int) -> str:
@@ -57,10 +65,12 @@ def play(*, share: float, marks: Path | None, groups: int = 8, size: int = 4, **
 
 def workers_of(pid: int) -> list[int]:
     found = psutil.Process(pid).children(recursive=True)
-    return [child.pid for child in found if "turnwise.isolation.worker" in " ".join(child.cmdline())]
+    return [
+        child.pid for child in found if "turnwise.isolation.worker" in " ".join(child.cmdline())
+    ]
 
 
-def wait_for(condition: Callable[[], bool], seconds: float = 60.0) -> bool:
+def wait_for(condition: Callable[[], bool], seconds: float = 600.0) -> bool:
     """Whether it came to be true: in a moment, or on a busy machine in a long one."""
     deadline = time.monotonic() + seconds
     while not condition():
@@ -71,7 +81,10 @@ def wait_for(condition: Callable[[], bool], seconds: float = 60.0) -> bool:
 
 
 def fingerprint(result: RolloutResult) -> dict[str, Any]:
-    return {e.id: [(t.prompt_ids, t.completion.ids, t.reward, t.messages) for t in e.turns] for e in result.episodes}
+    return {
+        e.id: [(t.prompt_ids, t.completion.ids, t.reward, t.messages) for t in e.turns]
+        for e in result.episodes
+    }
 
 
 def test_faults_at_random_moments_change_nothing_but_attempts(tmp_path: Path) -> None:
@@ -98,7 +111,8 @@ def test_a_thousand_episodes_with_ten_percent_faults(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_a_thousand_episodes_with_faults_that_stay() -> None:
-    """Every episode ends in a Status, none twice; sound ones equal those of a run without faults, in whole groups."""
+    """Every episode ends in a Status, none twice; sound ones equal those of a run without faults,
+    in whole groups."""
     clean = fingerprint(play(share=0.0, marks=None, groups=125, size=8))
     faulty = play(share=0.1, marks=None, groups=125, size=8, retries=0)
     every = [*faulty.episodes, *faulty.dropped]
@@ -111,7 +125,9 @@ def test_a_thousand_episodes_with_faults_that_stay() -> None:
     assert found == {name: clean[name] for name in found}
     members = Counter(episode.group_id for episode in faulty.episodes)
     assert min(members.values()) >= 2
-    assert {episode.group_id for episode in faulty.dropped if not episode.status.failed}.isdisjoint(members)
+    assert {episode.group_id for episode in faulty.dropped if not episode.status.failed}.isdisjoint(
+        members
+    )
 
 
 @pytest.mark.parametrize(
@@ -152,15 +168,19 @@ def test_workers_die_with_a_parent_that_was_killed(tmp_path: Path) -> None:
     )
     parent = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)])
     assert wait_for(lambda: any(tmp_path.iterdir())), "no environment hangs"
-    (worker,) = workers_of(parent.pid)
+    workers = workers_of(parent.pid)
+    assert workers
     parent.send_signal(signal.SIGKILL)
     parent.wait()
-    assert wait_for(lambda: not psutil.pid_exists(worker))
+    assert wait_for(lambda: not any(psutil.pid_exists(worker) for worker in workers))
 
 
 def config_for(env: EnvConfig, *, groups: int = 4, size: int = 4, **rollout: Any) -> Config:
     settings = {"isolation": "process", "num_workers": 1, "retries": 0, **rollout}
-    return Config(env=env, rollout=RolloutConfig(train=GroupsConfig(env_groups=groups, group_size=size), **settings))
+    return Config(
+        env=env,
+        rollout=RolloutConfig(train=GroupsConfig(env_groups=groups, group_size=size), **settings),
+    )
 
 
 def rollout(config: Config) -> tuple[RolloutResult, dict[str, Any]]:
@@ -182,12 +202,16 @@ def test_a_worker_holds_no_more_environments_than_it_may(tmp_path: Path) -> None
         marks = tmp_path / name
         marks.mkdir()
         env = EnvConfig(
-            name="turnwise.testing.faulty:CrowdEnv", options={"marks": str(marks)}, format=FormatConfig(style="raw")
+            name="turnwise.testing.faulty:CrowdEnv",
+            options={"marks": str(marks)},
+            format=FormatConfig(style="raw"),
         )
         result, facts = rollout(config_for(env, **settings))
         assert len(result.episodes) == 16
         assert not list(marks.iterdir())
-        return max(turn.reward for episode in result.episodes for turn in episode.turns), facts["workers"]
+        return max(turn.reward for episode in result.episodes for turn in episode.turns), facts[
+            "workers"
+        ]
 
     most, counts = crowd("limited", worker_envs=2)
     assert most <= 2
@@ -201,10 +225,15 @@ def test_a_worker_holds_no_more_environments_than_it_may(tmp_path: Path) -> None
 
 
 def test_a_place_that_its_episode_lost_is_given_to_the_next(tmp_path: Path) -> None:
-    """Every environment of these dies or hangs at its first try; all episodes are played nevertheless."""
+    """Every environment of these dies or hangs at its first try; all episodes are played
+    nevertheless."""
     options = {"share": 1.0, "faults": ["kill", "hang"], "marks": str(tmp_path)}
-    env = EnvConfig(name="turnwise.testing.faulty:FaultyEnv", options=options, format=FormatConfig(style="raw"))
-    config = config_for(env, groups=2, size=3, worker_envs=1, step_timeout=0.5, reset_timeout=2.0, retries=3)
+    env = EnvConfig(
+        name="turnwise.testing.faulty:FaultyEnv", options=options, format=FormatConfig(style="raw")
+    )
+    config = config_for(
+        env, groups=2, size=3, worker_envs=1, step_timeout=0.5, reset_timeout=2.0, retries=3
+    )
     result, facts = rollout(config)
     counts = facts["workers"]
     assert len(result.episodes) == 6
@@ -213,7 +242,11 @@ def test_a_place_that_its_episode_lost_is_given_to_the_next(tmp_path: Path) -> N
 
 
 def test_in_lockstep_all_environments_need_a_place() -> None:
-    env = EnvConfig(name="turnwise.testing.faulty:FaultyEnv", options={"share": 0.0}, format=FormatConfig(style="raw"))
+    env = EnvConfig(
+        name="turnwise.testing.faulty:FaultyEnv",
+        options={"share": 0.0},
+        format=FormatConfig(style="raw"),
+    )
     small = EnvStateManager(config_for(env, worker_envs=3))
     with pytest.raises(ValueError, match=r"16 environments at once.*raise rollout.worker_envs"):
         small.reset()
@@ -259,7 +292,9 @@ def test_isolation_is_chosen_by_measurement_and_told(
             quick.setattr("turnwise.isolation.measure.time", clock)
             cheap = open_pool({"lake": EnvConfig()}, RolloutConfig())
         dear = open_pool({"lake": EnvConfig(), "slow": slow}, RolloutConfig())
-        objects = open_pool({"slow": slow}, RolloutConfig(), factories={"slow": lambda: make_env(slow)})
+        objects = open_pool(
+            {"slow": slow}, RolloutConfig(), factories={"slow": lambda: make_env(slow)}
+        )
     kinds = [pool.facts()["isolation"] for pool in (cheap, dear, objects)]
     assert kinds == ["inline", "process", "thread"]
     assert cheap.facts()["ms_per_call"]["lake"] < 2.0 < dear.facts()["ms_per_call"]["slow"]
@@ -268,13 +303,16 @@ def test_isolation_is_chosen_by_measurement_and_told(
 
 def test_an_environment_that_hangs_while_it_is_measured_gets_a_process() -> None:
     options = {"share": 1.0, "faults": ["hang"], "hang_seconds": 20.0}
-    env = EnvConfig(name="turnwise.testing.faulty:FaultyEnv", options=options, format=FormatConfig(style="raw"))
+    env = EnvConfig(
+        name="turnwise.testing.faulty:FaultyEnv", options=options, format=FormatConfig(style="raw")
+    )
     config = RolloutConfig(reset_timeout=0.2, step_timeout=0.1)
     assert open_pool({"e": env}, config).facts()["isolation"] == "process"
 
 
 def test_threads_that_hang_neither_block_the_others_nor_the_end() -> None:
-    """All threads hang at once, calls wait behind them, and the process ends although the threads never return."""
+    """All threads hang at once, calls wait behind them, and the process ends although the threads
+    never return."""
     code = (
         "import asyncio, time\n"
         "from turnwise.config.schema import RolloutConfig\n"
@@ -287,12 +325,13 @@ def test_threads_that_hang_neither_block_the_others_nor_the_end() -> None:
         "    except EnvTimeoutError as error:\n"
         "        return str(error)\n"
         "async def main():\n"
-        "    jobs = [hang() for _ in range(4)] + [pool.call(lambda n=n: n, 5.0, 'step') for n in range(4)]\n"
+        "    jobs = [hang() for _ in range(4)] + [pool.call(lambda n=n: n, 5.0, 'step') for n in "
+        "range(4)]\n"
         "    print(await asyncio.wait_for(asyncio.gather(*jobs), 30))\n"
         "    await pool.close()\n"
         "asyncio.run(main())\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == str(["step took longer than 0.3 s"] * 4 + [0, 1, 2, 3])
 
@@ -302,4 +341,6 @@ def test_objects_cannot_move_to_processes() -> None:
     tokenizer = tiny_tokenizer()
     generator = ScriptedGenerator(lambda session, ids, call: [1], end_id=1)
     with pytest.raises(ValueError, match="cannot run in worker processes"):
-        AgentProxy(config, generator, tokenizer, factories={"frozen_lake": lambda: make_env(EnvConfig())})
+        AgentProxy(
+            config, generator, tokenizer, factories={"frozen_lake": lambda: make_env(EnvConfig())}
+        )

@@ -2,12 +2,13 @@
 
 import itertools
 import random
+import threading
 from typing import Any
 
 import numpy as np
 import pytest
 
-from turnwise.config.schema import EnvConfig
+from turnwise.config.schema import EnvConfig, RolloutConfig
 from turnwise.envs.base import BaseEnv
 from turnwise.evaluate.check_env import check_env
 from turnwise.types import Message, Observation, StepResult, Task
@@ -172,7 +173,11 @@ class Lax:
 
     def step(self, message: Message) -> StepResult:
         return StepResult(
-            messages=(), reward=1.0, terminated=True, reward_parts={"env": 0.5}, info={"bad": float("nan")}
+            messages=(),
+            reward=1.0,
+            terminated=True,
+            reward_parts={"env": 0.5},
+            info={"bad": float("nan")},
         )
 
     def finish(self) -> StepResult:
@@ -196,3 +201,15 @@ def test_a_player_of_ones_own_and_a_config() -> None:
     config = EnvConfig.model_validate({"format": {"think": False}})
     assert check_env(Good, seeds=2, config=config, player=player).ok
     assert len(said) == 4 * 3
+
+
+def test_a_constructor_that_hangs_is_told() -> None:
+    class Stuck(Good):
+        def __init__(self) -> None:
+            super().__init__()
+            threading.Event().wait(60)
+
+    report = check_env(Stuck, seeds=1, limits=RolloutConfig(reset_timeout=0.1))
+    assert [(found.check, found.message) for found in report.findings] == [
+        ("time", "making it took longer than 0.1 s")
+    ]

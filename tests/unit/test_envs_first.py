@@ -1,4 +1,5 @@
-"""Bandit, FrozenLake, Countdown, SimpleGame: what they promise, each checked against an independent account."""
+"""Bandit, FrozenLake, Countdown, SimpleGame: what they promise, each checked against an independent
+account."""
 
 import time
 from collections import Counter
@@ -17,6 +18,7 @@ from turnwise.envs.games.bandit import Bandit
 from turnwise.envs.games.countdown import Countdown
 from turnwise.envs.games.countdown_math import ArithmeticSyntaxError, evaluate
 from turnwise.envs.games.frozen_lake import FrozenLake
+from turnwise.envs.games.key_door import KeyDoor
 from turnwise.envs.games.simple_game import SimpleGameEnvironment
 from turnwise.evaluate.check_env import check_env
 
@@ -25,6 +27,7 @@ GAMES: list[tuple[str, dict[str, Any]]] = [
     ("countdown", {}),
     ("countdown", {"tries": 3}),
     ("frozen_lake", {}),
+    ("key_door", {}),
     ("frozen_lake", {"size": 5, "is_slippery": True, "random_start": True, "observation": "both"}),
     ("simple_game", {}),
 ]
@@ -63,7 +66,8 @@ def test_bandit_groups_share_the_prompt_and_not_the_luck() -> None:
         prompts.add(env.reset(seed=5, noise_seed=noise_seed))
         rewards.append(env.step(env.best_action)[1])
     assert len(prompts) == 1
-    assert sum(rewards) / len(rewards) == pytest.approx(env.optimum, abs=0.04)  # four standard errors
+    # Four standard errors.
+    assert sum(rewards) / len(rewards) == pytest.approx(env.optimum, abs=0.04)
     env.reset(seed=5)
     other = next(arm for arm in env.actions if arm != env.best_action)
     assert env.step(other)[1] == 0.15 < env.optimum
@@ -89,14 +93,20 @@ def test_frozen_lake_moves_as_gymnasium_does() -> None:
     order = ("left", "down", "right", "up")
     for seed in range(10):
         ours.reset(seed=seed)
-        theirs: Any = gymnasium.make("FrozenLake-v1", desc=list(ours._rows), is_slippery=False).unwrapped
+        theirs: Any = gymnasium.make(
+            "FrozenLake-v1", desc=list(ours._rows), is_slippery=False
+        ).unwrapped
         theirs.reset(seed=0)
         rng = Random(seed)
         for _ in range(30):
             action = rng.randrange(4)
             _, reward, terminated, _, _ = ours.step(order[action])
             state, their_reward, their_end, _, _ = theirs.step(action)
-            assert (ours._cell, reward, terminated) == (divmod(int(state), 4), their_reward, their_end)
+            assert (ours._cell, reward, terminated) == (
+                divmod(int(state), 4),
+                their_reward,
+                their_end,
+            )
             if terminated:
                 break
 
@@ -105,7 +115,10 @@ def test_frozen_lake_text() -> None:
     env = FrozenLake(size=3, observation="both")
     env._rows, env._cell = ("SFH", "FFF", "HFG"), (1, 1)
     assert env.render() == "_ _ O\n_ P _\nO _ G"
-    assert env.step("down")[0] == "_ _ O\n_ _ _\nO P G\nYou: (2, 1). Goal: (2, 2). Holes: (0, 2), (2, 0)."
+    assert (
+        env.step("down")[0]
+        == "_ _ O\n_ _ _\nO P G\nYou: (2, 1). Goal: (2, 2). Holes: (0, 2), (2, 0)."
+    )
     assert env.step("left")[0].startswith("_ _ O\n_ _ _\nX _ G")
     env._cell = (2, 1)
     assert env.step("right")[:3] == (
@@ -167,7 +180,13 @@ def test_frozen_lake_limits() -> None:
     env = FrozenLake(p=1.0, max_steps=2)
     env.reset(seed=0)
     assert [env.step("left")[2:4] for _ in range(2)] == [(False, False), (False, True)]
-    for options in ({"size": 1}, {"p": 0.1}, {"size": 16, "p": 0.5}, {"success_rate": 0.0}, {"max_steps": 0}):
+    for options in (
+        {"size": 1},
+        {"p": 0.1},
+        {"size": 16, "p": 0.5},
+        {"success_rate": 0.0},
+        {"max_steps": 0},
+    ):
         with pytest.raises(ValueError, match="got"):
             FrozenLake(**options)
 
@@ -200,7 +219,15 @@ def test_countdown_puzzles_are_solved_by_their_solution(seed: int, split: str) -
         ("8 * 2", "wrong numbers"),
         ("3 + 5 * 2 * 1", "wrong numbers"),
         ("35 - 2", "wrong numbers"),
-        ("-3 + 5 + 2", "unreadable"),
+        ("-3 + 5 + 2", "wrong value"),
+        ("(3 + 5) * 2 = 16.", "right"),
+        ("(3 + 5) * 2 =", "right"),
+        ("(3 + 5) * 2 = 17", "wrong value"),
+        ("(3 + 5) * 2 = 8 * 2 = 16", "right"),
+        ("(3 + 5) * 2 = 8 * 3 = 16", "wrong value"),
+        ("(3 + 5) * 2 = sixteen", "unreadable"),
+        ("3 * -5 + 2", "unreadable"),
+        ("--3 + 5 + 2", "unreadable"),
         ("3 5 2", "unreadable"),
         ("(3 + 5) * 2)", "unreadable"),
         ("((3 + 5) * 2", "unreadable"),
@@ -218,19 +245,31 @@ def test_countdown_judge(text: str, verdict: str) -> None:
     assert Countdown.judge(text, (3, 5, 2), 16) == verdict
 
 
+def test_countdown_reads_a_leading_minus_and_believes_no_claim() -> None:
+    assert Countdown.judge("-3 + 5", (3, 5), 2) == "right"
+    assert Countdown.judge("\u22123 + 5 = 2", (3, 5), 2) == "right"
+    assert Countdown.judge("10 * (-3 + 5)", (10, 3, 5), 20) == "right"
+    assert Countdown.judge("-2 * 3 + 10", (2, 3, 10), 4) == "right"
+    assert Countdown.judge("3+5 = 9", (3, 5), 8) == "wrong value"
+    assert Countdown.judge("3+5 = 9", (3, 5), 9) == "wrong value"
+
+
 def test_countdown_division_is_exact_and_by_zero_is_merely_wrong() -> None:
     assert Countdown.judge("8 / (3 - 8 / 3)", (3, 3, 8, 8), 24) == "right"
     assert Countdown.judge("1 / (2 - 2)", (1, 2, 2), 1) == "wrong value"
 
 
-@pytest.mark.parametrize("text", ["9**9**9", "9**9**9**9", "9" + "*9" * 99, "(" * 200, "9//9", "1e999", "9" * 10**7])
+@pytest.mark.parametrize(
+    "text", ["9**9**9", "9**9**9**9", "9" + "*9" * 99, "(" * 200, "9//9", "1e999", "9" * 10**7]
+)
 def test_countdown_hostile_arithmetic_is_answered_at_once(text: str) -> None:
     took: list[float] = []
     for _ in range(20):
         start = time.thread_time()
         assert Countdown.judge(text, (9, 9, 9), 81) in ("unreadable", "wrong numbers")
         took.append(time.thread_time() - start)
-    assert min(took) < 0.001  # the quickest one, because the collector may fall into any; measured: below 0.3 ms
+    # The quickest one, because the collector may fall into any; measured: below 0.3 ms.
+    assert min(took) < 0.001
 
 
 @given(
@@ -244,9 +283,12 @@ def test_countdown_hostile_arithmetic_is_answered_at_once(text: str) -> None:
 )
 @settings(max_examples=150, deadline=None)
 def test_arithmetic_agrees_with_python(text: str) -> None:
-    # The text is built above from digits and operators, so here, and only here, Python may evaluate it.
+    # The text is built above from digits and operators, so here, and only here, Python may evaluate
+    # it.
     try:
-        expected = eval("".join(f"F({c})" if c.isdigit() else c for c in _tokens(text)), {"F": Fraction})
+        expected = eval(
+            "".join(f"F({c})" if c.isdigit() else c for c in _tokens(text)), {"F": Fraction}
+        )
     except ZeroDivisionError:
         expected = None
     assert evaluate(text).result == expected
@@ -277,7 +319,9 @@ def test_countdown_tries_and_random_actions() -> None:
     assert env.step("1")[2]
     for seed in range(20):
         env.reset(seed=seed)
-        assert env.judge(env.random_action(Random(seed)), env.puzzle.numbers, 10**9) == "wrong value"
+        assert (
+            env.judge(env.random_action(Random(seed)), env.puzzle.numbers, 10**9) == "wrong value"
+        )
 
 
 # SimpleGame
@@ -293,14 +337,19 @@ class Settings:
 
 
 @pytest.mark.parametrize(
-    "config", [Settings(), {"size": 6, "max_steps": 3}, EnvConfig(options={"size": 6, "max_steps": 3})]
+    "config",
+    [Settings(), {"size": 6, "max_steps": 3}, EnvConfig(options={"size": 6, "max_steps": 3})],
 )
 def test_simple_game_takes_any_kind_of_config(config: Any) -> None:
     env = SimpleGameEnvironment(config)
     assert (env.size, env.max_steps) == (6, 3)
     env.reset()
     env._place, env._target = 5, 0
-    assert [env.step("LEFT")[1:4] for _ in range(3)] == [(0.0, False, False), (0.0, False, False), (0.0, False, True)]
+    assert [env.step("LEFT")[1:4] for _ in range(3)] == [
+        (0.0, False, False),
+        (0.0, False, False),
+        (0.0, False, True),
+    ]
     assert env.step("what?")[0].startswith("Places 0 to 5. You are at 2")
 
 
@@ -310,3 +359,41 @@ def test_simple_game_refuses_unknown_settings() -> None:
         SimpleGameEnvironment({"sise": 3})
     with pytest.raises(ValueError, match="at least 3"):
         SimpleGameEnvironment(size=2)
+
+
+def test_key_door_pays_for_the_door_with_the_key_alone() -> None:
+    env = KeyDoor(rows=3, columns=3)
+    assert env.reset(seed=1) == "_ _ P\n_ _ D\nK _ _"
+    board, reward, done, _, info = env.step("down")  # without the key the door is a wall
+    assert (board, reward, done, info) == ("_ _ P\n_ _ D\nK _ _", 0.0, False, {"success": False})
+    for move in ("left", "left", "down", "down"):
+        board, reward, done, _, _ = env.step(move)
+        assert (reward, done) == (0.0, False)
+    assert board == "_ _ _\n_ _ D\nQ _ _"
+    env.step("right"), env.step("right")
+    assert env.step("up")[1:3] == (1.0, True)
+
+
+def test_key_door_needs_the_moves_that_it_says_and_its_splits_share_no_room() -> None:
+    env = KeyDoor()
+    rooms: dict[str, set[str]] = {"train": set(), "val": set()}
+    for split, seen in rooms.items():
+        for seed in range(200):
+            seen.add(env.reset(seed=seed, split=split))
+            moves, won = 0, False
+            while not won:
+                before = env.potential()
+                won = env.step(env.expert_action())[2]
+                moves += 1
+                assert won or env.potential() > before
+            assert moves >= 6
+    assert not rooms["train"] & rooms["val"]
+    assert len(rooms["train"]) > 100
+
+
+@pytest.mark.parametrize(
+    "options", [{"rows": 2}, {"columns": 10}, {"min_moves": 1}, {"min_moves": 9}, {"max_steps": 0}]
+)
+def test_key_door_limits(options: dict[str, int]) -> None:
+    with pytest.raises(ValueError, match=next(iter(options))):
+        KeyDoor(**options)

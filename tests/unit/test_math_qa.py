@@ -1,4 +1,5 @@
-"""Math questions: answers compared, data read, splits apart, backward questions, tries and rewards."""
+"""Math questions: answers compared, data read, splits apart, backward questions, tries and
+rewards."""
 
 import json
 import os
@@ -19,7 +20,10 @@ from turnwise.envs.games.math_data import Question, backward_questions, load_que
 from turnwise.envs.games.math_qa import MathQAEnv
 from turnwise.evaluate.check_env import check_env
 
-DATA = Path(os.environ.get("TURNWISE_SHARED_DATA", Path(__file__).parents[3] / "shared" / "data")) / "math"
+DATA = (
+    Path(os.environ.get("TURNWISE_SHARED_DATA", Path(__file__).parents[3] / "shared" / "data"))
+    / "math"
+)
 
 
 @pytest.mark.parametrize(
@@ -49,6 +53,51 @@ def test_exact_comparison(answer: str, gold: str, right: bool) -> None:
     assert is_right(answer, gold) is right
 
 
+PAIRS = [
+    json.loads(line)
+    for line in Path(__file__).with_name("math_pairs.jsonl").read_text().splitlines()
+]
+"""Answers and gold answers by kind: `right` is what a fair reader says, `exact` what the comparison
+of that name says, `math_verify` what math-verify 0.9.0 says alone, with its defaults."""
+
+
+def test_a_fair_reader_finds_the_table_complete() -> None:
+    assert len(PAIRS) >= 150
+    assert len({(pair["answer"], pair["gold"]) for pair in PAIRS}) == len(PAIRS)
+    assert not [pair for pair in PAIRS if pair["exact"] and not pair["right"]]
+
+
+def test_the_exact_comparison_accepts_nothing_wrong_and_what_needs_no_mathematics() -> None:
+    assert [pair for pair in PAIRS if is_right(pair["answer"], pair["gold"]) != pair["exact"]] == []
+
+
+def test_the_math_comparison_judges_like_a_fair_reader() -> None:
+    """Ten seconds: a hundred verdicts of sympy."""
+    pytest.importorskip("math_verify")
+    wrong = [
+        pair
+        for pair in PAIRS
+        if is_right(pair["answer"], pair["gold"], compare="math", timeout=120) != pair["right"]
+    ]
+    assert wrong == []
+
+
+def test_the_docs_tell_the_agreement_by_kind() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "envs" / "math_qa.md").read_text()
+    for kind in dict.fromkeys(pair["kind"] for pair in PAIRS):
+        rows = [pair for pair in PAIRS if pair["kind"] == kind]
+        alone, exact = (
+            sum(pair[name] == pair["right"] for pair in rows) for name in ("math_verify", "exact")
+        )
+        assert f"| {kind} | {len(rows)} | {exact} | {len(rows)} | {alone} |" in page
+
+
+def test_powers_without_end_take_no_time() -> None:
+    """They are not computed: no worker is asked, so the time limit does not matter."""
+    for answer in ("9**9**9**9", "9^{9^{9^9}}", "((9^9)^9)^9^9", "2^99999999", "9" * 900 + "^999"):
+        assert not is_right(answer, "9", compare="math", timeout=1e-9)
+
+
 @pytest.mark.parametrize("text", ["1", "\\boxed{", "#", "the answer is ", " ", "x"])
 def test_a_ten_megabyte_answer_is_wrong(text: str) -> None:
     """Its length alone says so: it ends with the right answer, and is not looked at."""
@@ -59,7 +108,9 @@ def test_a_ten_megabyte_answer_is_wrong(text: str) -> None:
 @settings(max_examples=50, deadline=None)
 @given(value=st.integers(-(10**12), 10**12))
 def test_numbers_equal_themselves_in_every_spelling(value: int) -> None:
-    assert normal_form(f"{value:,}") == normal_form(str(value)) == normal_form(f"${value}.0") == value
+    assert (
+        normal_form(f"{value:,}") == normal_form(str(value)) == normal_form(f"${value}.0") == value
+    )
     assert not is_right(str(value + 1), str(value))
 
 
@@ -100,7 +151,12 @@ def test_rewards_halve_with_every_try() -> None:
         env.reset(seed=0)
         for _ in range(wrong):
             text, reward, done, info = env.step("0")
-            assert (text, reward, done, info["success"]) == ("Incorrect. Think again. 6 * 7?", 0.0, False, False)
+            assert (text, reward, done, info["success"]) == (
+                "Incorrect. Think again. 6 * 7?",
+                0.0,
+                False,
+                False,
+            )
         _, reward, done, info = env.step("42")
         assert (reward, done, info["tries"]) == (0.5**wrong, True, wrong + 1)
     env.reset(seed=0)
@@ -113,7 +169,12 @@ def test_rewards_halve_with_every_try() -> None:
 def test_files_of_every_known_shape(tmp_path: Path) -> None:
     meta = tmp_path / "MetaMathQA.json"
     rows: list[dict[str, Any]] = [
-        {"query": "2+2?", "response": "#### 4\nThe answer is: 4", "type": "GSM_AnsAug", "original_question": "2+2?"},
+        {
+            "query": "2+2?",
+            "response": "#### 4\nThe answer is: 4",
+            "type": "GSM_AnsAug",
+            "original_question": "2+2?",
+        },
         {
             "query": "two plus two?",
             "response": "The answer is: 4",
@@ -128,7 +189,9 @@ def test_files_of_every_known_shape(tmp_path: Path) -> None:
     assert questions[1].kind == "GSM_Rephrased"
     lines = tmp_path / "own.jsonl"
     lines.write_text('{"frage": "1+1?", "loesung": 2.0}\n\n{"frage": "1+2?", "loesung": "3"}\n')
-    assert [q.answer for q in load_questions(lines, question_column="frage", answer_column="loesung")] == ["2", "3"]
+    assert [
+        q.answer for q in load_questions(lines, question_column="frage", answer_column="loesung")
+    ] == ["2", "3"]
     with pytest.raises(EnvError, match="set question_column and answer_column"):
         load_questions(lines)
 
@@ -137,7 +200,10 @@ def test_files_of_every_known_shape(tmp_path: Path) -> None:
     ("rows", "message"),
     [
         ([{"question": "1+1?"}], "no column pair"),
-        ([{"question": "1+1?", "answer": "2"}, {"question": "x"}], "row 2: column 'answer' is missing"),
+        (
+            [{"question": "1+1?", "answer": "2"}, {"question": "x"}],
+            "row 2: column 'answer' is missing",
+        ),
         ([{"question": "", "answer": "2"}], "row 1: the question is text"),
         ([{"question": "1+1?", "answer": None}], "row 1: the answer"),
         ([{"question": "1+1?", "answer": "9" * 2000}], "row 1: the answer"),
@@ -251,20 +317,30 @@ def test_gsm8k_loads_and_grows() -> None:
     assert (len(train), len(test)) == (7473, 1319)
     assert all(not isinstance(normal_form(question.answer), str) for question in train)
     assert sum(len(backward_questions(question, limit=99)) for question in train[:500]) > 1000
-    env = MathQAEnv(data=DATA / "gsm8k" / "train.jsonl", val_data=DATA / "gsm8k" / "test.jsonl", backward=1)
+    env = MathQAEnv(
+        data=DATA / "gsm8k" / "train.jsonl", val_data=DATA / "gsm8k" / "test.jsonl", backward=1
+    )
     assert not {q.key for q in env.questions["train"]} & {q.key for q in env.questions["val"]}
 
 
-@pytest.mark.skipif(not DATA.exists(), reason="MetaMath's questions are not at hand (TURNWISE_SHARED_DATA)")
+@pytest.mark.skipif(
+    not DATA.exists(), reason="MetaMath's questions are not at hand (TURNWISE_SHARED_DATA)"
+)
 def test_backward_questions_agree_with_metamath() -> None:
-    rows = [json.loads(line) for line in (DATA / "metamath" / "GSM8K_Backward.jsonl").read_text().splitlines()]
+    rows = [
+        json.loads(line)
+        for line in (DATA / "metamath" / "GSM8K_Backward.jsonl").read_text().splitlines()
+    ]
     rows = [row for row in rows if "original_answer" in row]
     hits = 0
     for row in rows:
         wanted = row["question"].rsplit("\n", 1)[0]
         hits += any(
             text == wanted and is_right(answer, str(row["answer"]))
-            for text, answer in back(row["original_question"], str(row["original_answer"]), limit=99)
+            for text, answer in back(
+                row["original_question"], str(row["original_answer"]), limit=99
+            )
         )
     assert len(rows) > 500
-    assert hits / len(rows) > 0.6  # theirs also masks "one" and "half", and was edited by hand in places
+    # Theirs also masks "one" and "half", and was edited by hand in places.
+    assert hits / len(rows) > 0.6

@@ -1,19 +1,19 @@
-"""Messages -> token ids through any chat template, without ever re-tokenising what the model said."""
+"""Messages -> token ids through any chat template, without re-tokenising the model's replies."""
 
 import json
 import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
 from turnwise.chat.codec import EncodeCache, byte_table, table_decode
+from turnwise.chat.controls import Controls, Where
 from turnwise.chat.shapes import CHECK_EVERY, Roles, Shapes
 from turnwise.chat.template import read_template
 from turnwise.types import Json, Message
 
 logger = logging.getLogger(__name__)
-_BREAK = "\u200b"  # zero-width space: keeps the letters of a special token from becoming the token
 
 
 class Tokenizer(Protocol):
@@ -37,13 +37,13 @@ class Rendered:
 
     text: str
     roles: Roles | None = None
-    """Who speaks in it, where every message passes through the template unchanged."""
+    """Roles of its messages, if every message passes through the template unchanged; else None."""
     epoch: int = 0
-    """Of the shapes, when it was rendered."""
+    """The epoch of the shapes when it was rendered."""
 
 
 def tools_key(tools: Sequence[Mapping[str, Json]]) -> str:
-    """Names a list of tool schemas. The order counts, because templates write it.
+    """A key for a list of tool schemas. The order counts, because templates keep it.
 
     Example:
         >>> tools_key(()), tools_key([{"name": "add"}])
@@ -55,15 +55,27 @@ def tools_key(tools: Sequence[Mapping[str, Json]]) -> str:
 class Renderer:
     """Renders conversations with the tokenizer's chat template.
 
-    A continuation is the difference of two renderings, so any template works; where a template rewrites history (Qwen3
-    drops earlier thinking) the difference does not exist, and the caller starts a new context.
+    A continuation is the difference of two renderings, so any template works. If a template
+    rewrites history (Qwen3 drops earlier thinking), there is no such difference, and the caller
+    starts a new context.
 
-    Rendering takes longer than anything else that happens between two replies. Where a template provably puts contents
-    between texts that follow from the roles (see template.py), those texts are learned once and joined from then on;
-    a sample of the results is compared with the template's own, and the first difference ends it.
+    Rendering is the slowest part between two replies. If a template provably puts contents between
+    constant texts that depend only on the roles (see template.py), those texts are learned once and
+    then joined. Samples are compared with the template's own rendering; after a difference, the
+    template renders everything.
+
+    Special tokens in the text of environments and tools stay plain text, and so do control strings,
+    as `break_control` says (see controls.py). `own` are texts of turnwise that contain control
+    strings.
     """
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        *,
+        break_control: Where = "observations",
+        own: Sequence[str] = (),
+    ) -> None:
         if not tokenizer.chat_template:
             raise ValueError(
                 "the tokenizer has no chat template, so messages cannot become tokens; "
@@ -73,24 +85,28 @@ class Renderer:
         marked = {index for index, token in tokenizer.added_tokens_decoder.items() if token.special}
         self._special_ids = marked | set(tokenizer.all_special_ids)
         self._special_texts = {index: self._token_text(index) for index in self._special_ids}
-        texts = set(self._special_texts.values())
-        self._specials = sorted((text for text in texts if len(text) > 1), key=len, reverse=True)
-        self._any_special = re.compile("|".join(map(re.escape, self._specials)) or r"(?!)")
         self._merge_system = False
         self._core = self._fast_core()
         self._bytes = None if self._core is None else byte_table(self._core)
         self._encoded = EncodeCache()
         self._template = tokenizer.chat_template
+        self._break_control: Where = break_control
+        self._own = tuple(own)
+        self._controls = self._read_controls()
         self._shapes = self._learnable()
         self._openings: dict[tuple[tuple[Message, ...], str], str] = {}
-        fixed = _renders_by_template(tokenizer) and not re.search("strftime_now|random|lipsum", self._template)
+        fixed = _renders_by_template(tokenizer) and not re.search(
+            "strftime_now|random|lipsum", self._template
+        )
         self._keeps_openings = fixed
 
     def prompt(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Json]] = ()) -> str:
         """The whole conversation as text, ready for the model's reply."""
         return self.render(messages, tools, key=tools_key(tools)).text
 
-    def render(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Json]], *, key: str) -> Rendered:
+    def render(
+        self, messages: Sequence[Message], tools: Sequence[Mapping[str, Json]], *, key: str
+    ) -> Rendered:
         """The whole conversation, ready for the model's reply. `key` is the tools' `tools_key`."""
         shapes = self._live_shapes()
         if shapes is not None and all(map(shapes.plain, messages)):
@@ -113,20 +129,22 @@ class Renderer:
         end: str,
         window: Callable[[], Sequence[Message]],
     ) -> tuple[Rendered, str] | None:
-        """(the rendering with a further block, what follows the reply in it) by joining strings; None where that is
-        not known to be exact, and `render` and `continuation` must tell.
+        """(the rendering with a further block, the text after the reply in it) by joining strings.
+        None if that may not be exact; the caller then uses `render` and `continuation`.
 
         Args:
-            block: the reply to `before`, then what the environment said.
+            block: the reply to `before`, then the environment's messages.
             end: text of the end-of-turn token, if the model sampled it.
-            window: the whole conversation, for when the result is compared with the template's own.
+            window: the whole conversation, to compare the result with the template's own rendering.
         """
         shapes = self._live_shapes()
         if shapes is None or before.roles is None or before.epoch != shapes.epoch:
             return None
         if not all(map(shapes.plain, block)):
             return None
-        tail = shapes.tail(before.roles, tuple([message.role for message in block]), tools, key, end=end)
+        tail = shapes.tail(
+            before.roles, tuple([message.role for message in block]), tools, key, end=end
+        )
         if tail is None:
             return None
         contents = [message.content for message in block[1:]]
@@ -136,8 +154,11 @@ class Renderer:
             return None
         return Rendered(text=whole, roles=tail.roles, epoch=before.epoch), tail.sent.fill(contents)
 
-    def _opening(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Json]], key: str) -> str:
-        """The template's rendering, kept where no reply is in it: groups share their openings."""
+    def _opening(
+        self, messages: Sequence[Message], tools: Sequence[Mapping[str, Json]], key: str
+    ) -> str:
+        """The template's rendering, cached if it has no reply: groups share their opening
+        messages."""
         if not self._keeps_openings or any(message.role == "assistant" for message in messages):
             return self._render(messages, tools)
         known = (tuple(messages), key)
@@ -150,40 +171,61 @@ class Renderer:
 
     def _render(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Json]]) -> str:
         """The conversation as the template itself renders it."""
-        cleaned = [self._neutralise(message) for message in messages]
+        controls = self._controls
+        cleaned = [controls.message(message) for message in messages]
+        schemas = [cast(dict[str, Json], controls.value(tool)) for tool in tools]
+        text = self._render_cleaned(cleaned, schemas)
+        if controls.may_join([*cleaned, *schemas]):
+            fenced = self._render_cleaned(
+                [controls.fence(message) for message in cleaned],
+                [controls.fence(schema) for schema in schemas],
+            )
+            if controls.found(fenced) != controls.found(text):
+                return fenced
+        return text
+
+    def _render_cleaned(
+        self, messages: Sequence[dict[str, Json]], tools: Sequence[dict[str, Json]]
+    ) -> str:
         if self._merge_system:
-            cleaned = _merge_system(cleaned)
+            messages = _merge_system(messages)
         try:
-            return self._apply(cleaned, tools)
+            return self._apply(messages, tools)
         except Exception as error:
-            # Some templates (Gemma) refuse a system message: say it at the start of the first user message.
-            if self._merge_system or not any(message.role == "system" for message in cleaned):
-                raise ValueError(f"the chat template failed on this conversation: {error}") from error
-            text = self._apply(_merge_system(cleaned), tools)
-            logger.warning("the chat template refuses system messages: they go into the first user message")
+            # Some templates (Gemma) refuse a system message: put it at the start of the first user
+            # message.
+            if self._merge_system or not any(message["role"] == "system" for message in messages):
+                raise ValueError(
+                    f"the chat template failed on this conversation: {error}"
+                ) from error
+            text = self._apply(_merge_system(messages), tools)
+            logger.warning(
+                "the chat template refuses system messages: they go into the first user message"
+            )
             self._merge_system = True
             self._openings.clear()
             if self._shapes is not None:
                 self._shapes.forget()
                 if any("\n" in literal for literal in self._shapes.rules.literals):
-                    self._shapes = None  # one may stand across the joint of two contents, where no content shows it
+                    # A literal may span the two joined contents, although neither contains it.
+                    self._shapes = None
             return text
 
     def continuation(self, before: str, reply: str, after: str, *, end: str = "") -> str | None:
-        """What follows the model's reply in the rendering of the longer conversation, or None where the template
-        changed what came before.
+        """The text after the model's reply in the rendering of the longer conversation; None if the
+        template changed the text before it.
 
         Args:
             before: the rendering that the model replied to.
-            reply: what it said, without special tokens.
-            after: the rendering of the conversation with the reply and what came after it.
+            reply: the reply's text, without special tokens.
+            after: the rendering of the conversation with the reply and the messages after it.
             end: text of the end-of-turn token, if the model sampled it (it is in its ids already).
         """
         if not after.startswith(before):
             return None
-        # Templates may trim a reply's edges. That is not rewriting: the model's ids stay as they are.
+        # Templates may trim a reply's ends. The model's ids still stay unchanged.
         rest = after[len(before) :].lstrip()
-        said = self._neutralise_text(reply)
+        said = self._controls.text(reply, role="assistant")
         body = said.strip()
         if not rest.startswith(body):
             return None
@@ -196,7 +238,7 @@ class Renderer:
         return rest
 
     def encode(self, text: str) -> tuple[int, ...]:
-        """The ids of a text, special tokens in it included."""
+        """The ids of a text, including its special tokens."""
         ids = self._encoded.get(text)
         if ids is None:
             if self._core is not None:
@@ -215,42 +257,67 @@ class Renderer:
         return self._tokenizer.decode(list(ids), skip_special_tokens=True)
 
     def _fast_core(self) -> Any:
-        """The tokenizer's Rust core, which is twice as quick as the wrapper around it, where both agree."""
+        """The tokenizer's Rust core, which is twice as fast as its wrapper; None if the two
+        disagree."""
         core = getattr(self._tokenizer, "backend_tokenizer", None)
         if core is None:
             return None
-        text = "Turn 1:\n P _ <answer>up || down</answer> , . 'tis" + "".join(self._specials) + " \u00e9\n"
+        text = (
+            "Turn 1:\n P _ <answer>up || down</answer> , . 'tis"
+            + "".join(self._special_texts.values())
+            + " \u00e9\n"
+        )
         ids = list(core.encode(text, add_special_tokens=False).ids)
         same = ids == list(self._tokenizer.encode(text, add_special_tokens=False))
-        plain = core.decode(ids, skip_special_tokens=True) == self._tokenizer.decode(ids, skip_special_tokens=True)
+        plain = core.decode(ids, skip_special_tokens=True) == self._tokenizer.decode(
+            ids, skip_special_tokens=True
+        )
         return core if same and plain else None
 
+    def _read_controls(self) -> Controls:
+        return Controls(
+            self._tokenizer,
+            encode=self.encode,
+            specials=self._special_texts,
+            where=self._break_control,
+            own=self._own,
+        )
+
     def _learnable(self) -> Shapes | None:
-        if not _renders_by_template(self._tokenizer):
+        if not _renders_by_template(self._tokenizer) or self._controls.normalised:
             return None
         rules = read_template(self._template)
-        return None if rules is None else Shapes(rules=rules, render=self._render, specials=self._specials)
+        if rules is None:
+            return None
+        return Shapes(rules=rules, render=self._render, controls=self._controls)
 
     def _live_shapes(self) -> Shapes | None:
         if self._tokenizer.chat_template is not self._template:
             self._template = self._tokenizer.chat_template
             self._openings.clear()
             self._keeps_openings = False
+            self._controls = self._read_controls()
             self._shapes = self._learnable()
         if self._shapes is not None:
             self._shapes.refresh()
         return self._shapes
 
-    def _agrees(self, text: str, messages: Sequence[Message], tools: Sequence[Mapping[str, Json]]) -> bool:
-        """True where the template renders the same. The first difference is the last: shapes are given up."""
+    def _agrees(
+        self, text: str, messages: Sequence[Message], tools: Sequence[Mapping[str, Json]]
+    ) -> bool:
+        """True if the template renders the same text. After a difference, shapes are no longer
+        used."""
         if self._render(messages, tools) == text:
             return True
-        logger.warning("what was learned of the chat template does not hold: from now on it renders every turn itself")
+        logger.warning(
+            "the fast rendering differs from the chat template; from now on the template renders "
+            "every turn"
+        )
         self._shapes = None
         return False
 
     def token_text(self, token_id: int) -> str:
-        """The text that one special token has in a rendering."""
+        """The text of a special token in a rendering."""
         return self._special_texts.get(token_id) or self._token_text(token_id)
 
     def _token_text(self, token_id: int) -> str:
@@ -259,41 +326,34 @@ class Renderer:
     def is_special(self, token_id: int) -> bool:
         return token_id in self._special_ids
 
-    def _apply(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Json]]) -> str:
+    def _apply(self, messages: Sequence[dict[str, Json]], tools: Sequence[dict[str, Json]]) -> str:
         rendered = self._tokenizer.apply_chat_template(
-            [message.to_json() for message in messages],
-            tools=[dict(tool) for tool in tools] or None,
+            list(messages),
+            tools=list(tools) or None,
             add_generation_prompt=True,
             tokenize=False,
         )
         return cast(str, rendered)
 
-    def _neutralise(self, message: Message) -> Message:
-        text = self._neutralise_text(message.content)
-        return message if text is message.content else replace(message, content=text)
-
-    def _neutralise_text(self, text: str) -> str:
-        """The text, with special tokens spelled out in it broken up, so that neither an environment nor a model can
-        forge a turn. Only what is rendered changes; sampled ids are never touched."""
-        if self._any_special.search(text) is None:
-            return text
-        for token in self._specials:
-            if token in text:
-                text = text.replace(token, token[0] + _BREAK + token[1:])
-        return text
-
 
 def _renders_by_template(tokenizer: Tokenizer) -> bool:
-    """True where transformers renders one Jinja template, and not a method of the tokenizer's own."""
-    owner = next((cls for cls in type(tokenizer).__mro__ if "apply_chat_template" in vars(cls)), None)
+    """True if transformers renders a single Jinja template and the tokenizer does not override
+    it."""
+    owner = next(
+        (cls for cls in type(tokenizer).__mro__ if "apply_chat_template" in vars(cls)), None
+    )
     usual = owner is not None and owner.__module__ == "transformers.tokenization_utils_base"
-    return usual and "apply_chat_template" not in vars(tokenizer) and isinstance(tokenizer.chat_template, str)
+    return (
+        usual
+        and "apply_chat_template" not in vars(tokenizer)
+        and isinstance(tokenizer.chat_template, str)
+    )
 
 
-def _merge_system(messages: Sequence[Message]) -> list[Message]:
-    system = [message.content for message in messages if message.role == "system"]
-    others = [message for message in messages if message.role != "system"]
+def _merge_system(messages: Sequence[dict[str, Json]]) -> list[dict[str, Json]]:
+    system = [message["content"] for message in messages if message["role"] == "system"]
+    others = [message for message in messages if message["role"] != "system"]
     if not system or not others:
         return list(others)
-    first = replace(others[0], content="\n\n".join([*system, others[0].content]))
+    first = {**others[0], "content": "\n\n".join([*system, others[0]["content"]])}
     return [first, *others[1:]]

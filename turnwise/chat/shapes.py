@@ -1,15 +1,18 @@
-"""Renderings learned from a chat template: constant texts around the contents of messages, by their roles."""
+"""Shapes learned from a chat template: the constant texts around message contents, by roles."""
 
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from typing import cast
 
+from turnwise.chat.controls import Controls
 from turnwise.chat.template import ContentRules
-from turnwise.types import Json, Message
+from turnwise.types import Json, Message, Role
 
 CHECK_EVERY = 64
-"""Of so many uses of a shape, one is compared with the template's own rendering, beginning with the first."""
+"""One in this many uses of a shape, starting with the first, is compared with the template's
+rendering."""
 _MAX_SHAPES = 4096
 Roles = tuple[str, ...]
 Render = Callable[[Sequence[Message], Sequence[Mapping[str, Json]]], str]
@@ -17,7 +20,8 @@ Render = Callable[[Sequence[Message], Sequence[Mapping[str, Json]]], str]
 
 @dataclass(slots=True)
 class Shape:
-    """Constant texts, and the messages whose contents stand between them: pieces[0] content pieces[1] content ...
+    """Constant texts, and the messages whose contents go between them: pieces[0] content pieces[1]
+    content ...
 
     Example:
         >>> shape = Shape(pieces=("<user>", "</user><model>"), order=(0,))
@@ -40,8 +44,8 @@ class Shape:
 
 @dataclass(slots=True)
 class Tail:
-    """What a longer conversation adds behind a reply. `whole` continues the rendering; `sent` continues the ids, which
-    may hold the end of the turn already."""
+    """The text that a longer conversation adds after a reply. `whole` continues the rendering;
+    `sent` continues the ids, which may already contain the end-of-turn token."""
 
     roles: Roles
     whole: Shape
@@ -51,42 +55,51 @@ class Tail:
 
 @dataclass(slots=True)
 class Shapes:
-    """The shapes of one template, learned as they are asked for.
-
-    `render` is the template itself, which draws a shape from marks in the place of contents.
+    """The shapes of one template, learned on first use. `render` is the template itself, which
+    draws a shape from marks in the place of contents.
     """
 
     rules: ContentRules
     render: Render
-    specials: Sequence[str] = ()
-    """Texts that are broken up before they are rendered; a message that holds one is not plain."""
+    controls: Controls
+    """A message that the controls change is not plain."""
     epoch: int = 0
-    """Grows whenever everything is forgotten: a rendering of an earlier epoch has no tail."""
+    """Grows when all shapes are discarded. A rendering of an earlier epoch has no tail."""
     _now: tuple[str, ...] = ()
-    _shapes: dict[tuple[Roles, str], Shape | None] = field(default_factory=dict[tuple[Roles, str], Shape | None])
+    _shapes: dict[tuple[Roles, str], Shape | None] = field(
+        default_factory=dict[tuple[Roles, str], Shape | None]
+    )
     _tails: dict[tuple[Roles, Roles, str, str], Tail | None] = field(
         default_factory=dict[tuple[Roles, Roles, str, str], Tail | None]
     )
     _wanted: re.Pattern[str] = field(init=False)
 
     def __post_init__(self) -> None:
-        looked_for = sorted({*self.rules.literals, *self.specials}, key=len, reverse=True)
+        looked_for = sorted(self.rules.literals, key=len, reverse=True)
         self._wanted = re.compile("|".join(map(re.escape, looked_for)) or r"(?!)")
 
     def plain(self, message: Message) -> bool:
-        """True where the message's content passes through the template unchanged, and nothing else is in it."""
+        """True if the message has only a role and a content, and the content passes through the
+        template unchanged."""
         text = message.content
-        if not text or message.tool_calls or message.tool_call_id is not None or message.name is not None:
+        if (
+            not text
+            or message.tool_calls
+            or message.tool_call_id is not None
+            or message.name is not None
+        ):
             return False
         first, last = text[0], text[-1]
         if (first.isspace() or last.isspace()) and (self.rules.trims or text.isspace()):
             return False
         if first in self.rules.edges or last in self.rules.edges:
             return False
-        return self._wanted.search(text) is None
+        if self._wanted.search(text) is not None:
+            return False
+        return self.controls.text(text, role=message.role) == text
 
     def refresh(self) -> None:
-        """Forgets everything where the template writes the time and it is another one."""
+        """Discards all shapes if the template writes the time and the time has changed."""
         if self.rules.clocks:
             moment = datetime.now()
             now = tuple(moment.strftime(clock) for clock in self.rules.clocks)
@@ -99,8 +112,10 @@ class Shapes:
         self._shapes.clear()
         self._tails.clear()
 
-    def shape(self, roles: Roles, tools: Sequence[Mapping[str, Json]], tools_key: str) -> Shape | None:
-        """The shape of a conversation, None where the template has none for these roles."""
+    def shape(
+        self, roles: Roles, tools: Sequence[Mapping[str, Json]], tools_key: str
+    ) -> Shape | None:
+        """The shape of a conversation; None if the template has no shape for these roles."""
         key = (roles, tools_key)
         if key not in self._shapes:
             if len(self._shapes) >= _MAX_SHAPES:
@@ -109,9 +124,16 @@ class Shapes:
         return self._shapes[key]
 
     def tail(
-        self, before: Roles, added: Roles, tools: Sequence[Mapping[str, Json]], tools_key: str, *, end: str
+        self,
+        before: Roles,
+        added: Roles,
+        tools: Sequence[Mapping[str, Json]],
+        tools_key: str,
+        *,
+        end: str,
     ) -> Tail | None:
-        """What follows the first of the added messages, which the model said. None where it does not follow simply.
+        """The text after the first of the added messages, the model's reply. None if it is not a
+        fixed shape.
 
         Args:
             end: text of the end-of-turn token, if the model sampled it.
@@ -122,25 +144,34 @@ class Shapes:
                 self._tails.clear()
             short = self.shape(before, tools, tools_key)
             long = self.shape(before + added, tools, tools_key)
-            self._tails[key] = None if short is None or long is None else _tail(short, long, before, added, end)
+            self._tails[key] = (
+                None if short is None or long is None else _tail(short, long, before, added, end)
+            )
         return self._tails[key]
 
     def _learn(self, roles: Roles, tools: Sequence[Mapping[str, Json]]) -> Shape | None:
         marks = [f"q{index}kx{index * 7919 + 104729}zj" for index in range(len(roles))]
-        messages = [Message(role=role, content=mark) for role, mark in zip(roles, marks, strict=True)]  # pyright: ignore[reportArgumentType]
+        messages = [
+            Message(role=cast(Role, role), content=mark)
+            for role, mark in zip(roles, marks, strict=True)
+        ]
         if not all(self.plain(message) for message in messages):
             return None
         try:
             text = self.render(messages, tools)
-        except ValueError:  # the template refuses these roles; its own words come where it is used
+        except (
+            ValueError
+        ):  # the template refuses these roles; the error is raised when it renders them
             return None
         parts = re.split("(" + "|".join(marks) + ")", text)
         order = tuple(marks.index(mark) for mark in parts[1::2])
-        return Shape(pieces=tuple(parts[0::2]), order=order)
+        pieces = tuple(parts[0::2])
+        return Shape(pieces=pieces, order=order) if self.controls.solid(pieces) else None
 
 
 def _tail(short: Shape, long: Shape, before: Roles, added: Roles, end: str) -> Tail | None:
-    """The part of `long` behind the reply, None where `long` does not go on where `short` ends, with the reply."""
+    """The part of `long` after the reply; None if `long` does not continue `short` with the
+    reply."""
     size, reply = len(short.order), len(before)
     if long.order[: size + 1] != (*short.order, reply) or long.pieces[: size + 1] != short.pieces:
         return None
@@ -154,6 +185,10 @@ def _tail(short: Shape, long: Shape, before: Roles, added: Roles, end: str) -> T
         if rest.startswith(end):
             sent = (rest[len(end) :], *pieces[1:])
         elif len(rest) < len(end):
-            return None  # whether the end follows is up to the content behind
+            return None  # the next content decides whether the end token follows
     whole = Shape(pieces=pieces, order=order)
-    return Tail(roles=before + added, whole=whole, sent=whole if sent is pieces else Shape(pieces=sent, order=order))
+    return Tail(
+        roles=before + added,
+        whole=whole,
+        sent=whole if sent is pieces else Shape(pieces=sent, order=order),
+    )

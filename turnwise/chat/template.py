@@ -1,7 +1,7 @@
-"""What a chat template can do with the content of messages, read from its syntax tree.
+"""Analyses a chat template's syntax tree: how it can change the content of messages.
 
-Most templates put contents between constant texts that follow from the roles alone. Where that can be shown, a
-conversation is rendered by joining strings. Whatever is not understood here is rendered by the template itself.
+Most templates put contents between constant texts that depend only on the roles. If the analysis
+proves that, a conversation is rendered by joining strings. Otherwise the template renders it.
 """
 
 from collections.abc import Sequence
@@ -17,11 +17,12 @@ from jinja2.parser import Parser
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ContentRules:
-    """When a text passes through a template unchanged: it is not blank, holds none of the literals, and begins and
-    ends with none of the edges.
+    """Conditions under which a text passes through a template unchanged: it is not blank, contains
+    none of the literals, and does not begin or end with an edge.
 
     Example:
-        >>> rules = read_template("{% for m in messages %}{{ m.role + m.content | trim }}{% endfor %}")
+        >>> body = "{{ m.role + m.content | trim }}"
+        >>> rules = read_template("{% for m in messages %}" + body + "{% endfor %}")
         >>> rules.trims, rules.literals
         (True, frozenset())
         >>> read_template("{% for m in messages %}{{ m.content[:3] }}{% endfor %}") is None
@@ -29,24 +30,24 @@ class ContentRules:
     """
 
     literals: frozenset[str]
-    """What the template looks for in contents."""
+    """Strings that the template searches for in contents."""
     edges: frozenset[str]
-    """Characters that it cuts off their ends."""
+    """Characters that it strips from contents."""
     trims: bool
-    """It cuts whitespace off their ends."""
+    """True if it strips whitespace from contents."""
     clocks: tuple[str, ...]
-    """Formats in which it writes the time."""
+    """Formats of the times that it writes."""
 
 
 class _Kind(Enum):
-    """What a value of a template is, as far as contents are concerned."""
+    """How a value in a template depends on contents."""
 
     CONST = 0  # the same for all contents
     MESSAGES = 1
     MESSAGE = 2
-    CONTENT = 3  # exactly the content of a message, given that it follows the rules
-    PIECES = 4  # a list of one: what splitting a content at a literal gives
-    MIXED = 5  # contents and constants joined: good for output only
+    CONTENT = 3  # exactly the content of a message, if it meets the rules
+    PIECES = 4  # a content split at a literal: a list of one
+    MIXED = 5  # contents and constants joined: for output only
     NAMESPACE = 6
 
 
@@ -55,20 +56,30 @@ _CONST, _CONTENT, _MIXED = (frozenset([kind]) for kind in (_Kind.CONST, _Kind.CO
 _MESSAGE, _MESSAGES = frozenset([_Kind.MESSAGE]), frozenset([_Kind.MESSAGES])
 _TEXT = _CONST | _CONTENT | _MIXED
 _TYPE_TESTS = {"string": True, "defined": True, "iterable": True, "sequence": True} | dict.fromkeys(
-    ("undefined", "none", "mapping", "number", "boolean", "integer", "float", "true", "false"), False
-)  # what they say of a content
-_ARITHMETIC = (nodes.Sub, nodes.Mul, nodes.Div, nodes.FloorDiv, nodes.Mod, nodes.Pow, nodes.Neg, nodes.Pos)
+    ("undefined", "none", "mapping", "number", "boolean", "integer", "float", "true", "false"),
+    False,
+)  # their result for a content
+_ARITHMETIC = (
+    nodes.Sub,
+    nodes.Mul,
+    nodes.Div,
+    nodes.FloorDiv,
+    nodes.Mod,
+    nodes.Pow,
+    nodes.Neg,
+    nodes.Pos,
+)
 _REFUSED_FILTERS = ("random", "safe", "e", "escape", "forceescape", "xmlattr", "urlize")
-"""Those that draw lots, and those whose result escapes what it is joined with."""
+"""Filters that are random, or whose result escapes the strings that it is joined with."""
 _LITERAL_NODES = (nodes.Const, nodes.Neg, nodes.Tuple, nodes.List)
 
 
 class _NotUnderstood(Exception):
-    """The template does something of which it is not known that contents cannot change it."""
+    """The analysis cannot prove that contents pass this template unchanged."""
 
 
 class _Generation(Extension):
-    """`{% generation %}` marks what the model said, for training masks; the text is as without it."""
+    """`{% generation %}` marks the model's replies for training masks; the text stays the same."""
 
     tags = {"generation"}  # noqa: RUF012 - as jinja2 declares it
 
@@ -77,13 +88,18 @@ class _Generation(Extension):
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
+EXTENSIONS = (_Generation, loopcontrols)
+"""Extensions of Jinja that templates use."""
+
+
 @lru_cache(maxsize=32)
 def read_template(source: str) -> ContentRules | None:
-    """The rules under which contents pass unchanged, None where the template is not understood.
+    """The rules under which contents pass unchanged; None if the analysis fails.
 
-    The values of variables are joined over the whole template, in no order, so that every way through it is covered.
+    Possible values of variables are merged over the whole template, in any order, so that every
+    execution path is covered.
     """
-    environment = Environment(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols])
+    environment = Environment(trim_blocks=True, lstrip_blocks=True, extensions=list(EXTENSIONS))
     reader = _Reader()
     try:
         tree = environment.parse(source)
@@ -166,8 +182,17 @@ class _Reader:
         self.read(node.else_)
 
     def _assign(self, target: nodes.Node, value: nodes.Node) -> None:
-        if isinstance(value, nodes.Call) and isinstance(value.node, nodes.Name) and value.node.name == "namespace":
-            if not isinstance(target, nodes.Name) or value.args or value.dyn_args or value.dyn_kwargs:
+        if (
+            isinstance(value, nodes.Call)
+            and isinstance(value.node, nodes.Name)
+            and value.node.name == "namespace"
+        ):
+            if (
+                not isinstance(target, nodes.Name)
+                or value.args
+                or value.dyn_args
+                or value.dyn_kwargs
+            ):
                 raise _NotUnderstood("namespace")
             for pair in value.kwargs:
                 self._join(f"{target.name}.{pair.key}", self.kinds(pair.value))
@@ -245,7 +270,10 @@ class _Reader:
                 raise _NotUnderstood(type(node).__name__)
 
     def _name(self, name: str) -> _Kinds:
-        if name in ("self", "caller", "varargs", "kwargs", "lipsum", "cycler", "joiner") or name in self._macros:
+        if (
+            name in ("self", "caller", "varargs", "kwargs", "lipsum", "cycler", "joiner")
+            or name in self._macros
+        ):
             raise _NotUnderstood(name)
         return self._names.get(name, _CONST)
 
@@ -311,7 +339,10 @@ class _Reader:
         names = [parameter.name for parameter in macro.args]
         if len(node.args) > len(names) or any(pair.key not in names for pair in node.kwargs):
             raise _NotUnderstood("arguments of a macro")
-        given = [*zip(names, node.args, strict=False), *((pair.key, pair.value) for pair in node.kwargs)]
+        given = [
+            *zip(names, node.args, strict=False),
+            *((pair.key, pair.value) for pair in node.kwargs),
+        ]
         for name, value in given:
             self._join(name, self.kinds(value))
         return _MIXED
@@ -355,11 +386,24 @@ class _Reader:
         if node.kwargs:
             raise _NotUnderstood("keywords of a filter")
         if base <= _TEXT and node.name in ("trim", "string", "default", "d"):
-            return self._strip(base, node.args) if node.name == "trim" else base | (_CONST if node.args else base)
-        if base <= _CONST | _CONTENT and node.name == "replace" and len(node.args) >= 2 and _const(node.args[0]):
+            return (
+                self._strip(base, node.args)
+                if node.name == "trim"
+                else base | (_CONST if node.args else base)
+            )
+        if (
+            base <= _CONST | _CONTENT
+            and node.name == "replace"
+            and len(node.args) >= 2
+            and _const(node.args[0])
+        ):
             self._literal(node.args[0])
             return base
-        if base == _MESSAGES and node.name in ("selectattr", "rejectattr") and _const(node.args[0]) == "role":
+        if (
+            base == _MESSAGES
+            and node.name in ("selectattr", "rejectattr")
+            and _const(node.args[0]) == "role"
+        ):
             return base
         if base == _MESSAGES and node.name in ("list", "reverse") and not node.args:
             return base
@@ -408,13 +452,14 @@ class _Reader:
         return _CONST
 
     def _condition(self, node: nodes.Node) -> None:
-        """Contents that follow the rules are not empty: whether a value is true does not depend on them."""
+        """Contents that meet the rules are not empty, so the truth of a value does not depend on
+        them."""
         self.kinds(node)
 
     def _truth(self, node: nodes.Node) -> bool | None:
-        """What a test of a content's type says, None where it is not known or about something else.
+        """The result of a test of a content's type; None if it is unknown or tests something else.
 
-        A variable may be unset where it is tested, so only `message.content` itself counts.
+        A tested variable may be unset, so only `message.content` itself counts.
         """
         match node:
             case nodes.Test(node=nodes.Getattr() | nodes.Getitem()) if node.name in _TYPE_TESTS:
@@ -437,17 +482,18 @@ class _Reader:
         else:
             characters = _const(arguments[0])
             if not isinstance(characters, str):
-                raise _NotUnderstood("what is stripped")
+                raise _NotUnderstood("the argument of strip")
             self.edges |= set(characters)
         return base
 
     def _literal(self, node: nodes.Node) -> None:
-        """Notes what is looked for in contents: a text, or each of several. Other constants are no part of a text."""
+        """Records the strings that are searched for in contents. Other constants cannot be in a
+        text."""
         if not isinstance(node, _LITERAL_NODES):
-            raise _NotUnderstood("what is looked for")
+            raise _NotUnderstood("the string searched for")
         value = _const(node)
         for item in cast(Sequence[Any], value) if isinstance(value, tuple | list) else (value,):
-            if isinstance(item, str) and item:  # no content is empty
+            if isinstance(item, str) and item:  # a content is never empty
                 self.literals.add(item)
 
     def _need(self, kinds: _Kinds, allowed: _Kinds) -> None:
@@ -456,7 +502,7 @@ class _Reader:
 
 
 def _field(base: _Kinds, key: str) -> _Kinds:
-    """What a key of a message holds. Messages that take the quick way have a role and a content, and nothing else."""
+    """The kind of a message's key. Messages in the fast path have only a role and a content."""
     content = _CONTENT if key == "content" and _Kind.MESSAGE in base else _CONST
     return content | (base & _CONST)
 

@@ -1,4 +1,4 @@
-"""Environments: what a user writes against, and how one is made. Names are imported when first used."""
+"""Environments: the base classes, and how to create one. Names are imported on first use."""
 
 import importlib
 from typing import TYPE_CHECKING, Any
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from turnwise.envs.adapters import as_env
     from turnwise.envs.base import BaseEnv, Env, EnvError
-    from turnwise.envs.messages import MultiTurnEnv, SingleTurnEnv, ToolEnv
+    from turnwise.envs.messages import Environment, MultiTurnEnv, SingleTurnEnv, ToolEnv
     from turnwise.envs.registry import list_envs, make, make_env, register
     from turnwise.envs.rubric import Rubric
     from turnwise.evaluate.check_env import check_env
@@ -15,6 +15,7 @@ __all__ = [
     "BaseEnv",
     "Env",
     "EnvError",
+    "Environment",
     "MultiTurnEnv",
     "Rubric",
     "SingleTurnEnv",
@@ -33,6 +34,7 @@ _HOMES = {
     "Env": "turnwise.envs.base",
     "EnvError": "turnwise.envs.base",
     "check_env": "turnwise.evaluate.check_env",
+    "Environment": "turnwise.envs.messages",
     "MultiTurnEnv": "turnwise.envs.messages",
     "SingleTurnEnv": "turnwise.envs.messages",
     "ToolEnv": "turnwise.envs.messages",

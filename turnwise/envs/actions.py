@@ -1,4 +1,5 @@
-"""From a reply of the model to the actions in it, and back. Plain string searches: linear time on any input."""
+"""Parses the actions in a model's reply, and writes replies. Uses plain string searches: linear
+time on any input."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,12 +7,15 @@ from dataclasses import dataclass
 from turnwise.config.schema import FormatConfig
 
 MAX_ACTION_CHARS = 20_000
-"""A longer piece is no action: nothing that an environment understands is that long."""
+"""A longer piece is not an action."""
+_THOUGHTS = "your thoughts"
+THOUGHTS_FORM = f"<think>{_THOUGHTS}</think>"
+"""The part of the required format for thoughts, in system messages and reminders."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ParsedReply:
-    """What a reply asks for.
+    """The parsed reply.
 
     Example:
         >>> ParsedReply(actions=("up",), valid=True, think=None).actions
@@ -21,19 +25,21 @@ class ParsedReply:
     actions: tuple[str, ...]
     """Actions to play, in order, in their legal spelling; at most `max_actions_per_turn`."""
     valid: bool
-    """The reply has the asked form and begins with a legal action."""
+    """True if the reply has the required format and begins with a legal action."""
     think: str | None
-    """The text inside <think>..</think>, None where there is none."""
+    """The text inside <think>..</think>; None if there is none."""
 
 
 def parse_reply(text: str, config: FormatConfig, legal: Sequence[str] = ()) -> ParsedReply:
     """The actions of a reply: those before the first illegal one, at most `max_actions_per_turn`.
 
-    An illegal action ends the plan, because what was to follow assumed that it was played. With no `legal` actions,
-    any text is one. A missing opening <think> is forgiven, since some chat templates write it into the prompt.
+    Actions after an illegal one are dropped, because they assumed that it was played. Without
+    `legal` actions, any text is legal. A missing opening <think> is accepted, because some chat
+    templates write it into the prompt.
 
     Example:
-        >>> parse_reply("<think>go</think><answer>UP || left || fly || up</answer>", FormatConfig(), ("up", "left"))
+        >>> parse_reply("<think>go</think><answer>UP || left || fly || up</answer>", FormatConfig(),
+        ...     ("up", "left"))
         ParsedReply(actions=('up', 'left'), valid=True, think='go')
         >>> parse_reply("up", FormatConfig(), ("up", "left")).valid
         False
@@ -48,10 +54,14 @@ def parse_reply(text: str, config: FormatConfig, legal: Sequence[str] = ()) -> P
     return ParsedReply(actions=tuple(actions), valid=bool(actions), think=think)
 
 
-def split_reply(text: str, config: FormatConfig, legal: Sequence[str] = ()) -> tuple[tuple[str, ...], str | None]:
-    """(pieces, think): what stands between separators in the asked form, legal or not; no pieces without the form.
+def split_reply(
+    text: str, config: FormatConfig, legal: Sequence[str] = ()
+) -> tuple[tuple[str, ...], str | None]:
+    """(pieces, think): the texts between separators, legal or not; no pieces if the reply lacks the
+    required format.
 
-    Where any text is an action and a reply has only one, nothing is split: the separator may be part of it.
+    If any text is an action and a reply has only one, the text is not split: the separator may be
+    part of it.
 
     Example:
         >>> split_reply("<think>hm</think> <answer>left || jump</answer>", FormatConfig())
@@ -81,11 +91,13 @@ def _split_body(body: str, config: FormatConfig, legal: Sequence[str]) -> tuple[
 
 
 def match_action(piece: str, legal: Sequence[str]) -> str | None:
-    """The legal action that a piece of text means, None where it means none. Case and spacing do not matter.
+    """The legal action that matches a piece of text; None if none does. Ignores case and spacing.
 
     Example:
-        >>> match_action(" Turn  LEFT", ("turn left",)), match_action("fly", ("up",)), match_action("fly", ())
-        ('turn left', None, 'fly')
+        >>> match_action(" Turn  LEFT", ("turn left",))
+        'turn left'
+        >>> match_action("fly", ("up",)), match_action("fly", ())
+        (None, 'fly')
     """
     if not piece or len(piece) > MAX_ACTION_CHARS:
         return None
@@ -100,7 +112,7 @@ def _key(text: str) -> str:
 
 
 def write_reply(actions: Sequence[str], config: FormatConfig, *, think: str = "") -> str:
-    """A reply in the asked form.
+    """A reply in the required format.
 
     Example:
         >>> write_reply(["up", "left"], FormatConfig())
@@ -113,33 +125,39 @@ def write_reply(actions: Sequence[str], config: FormatConfig, *, think: str = ""
 
 
 def describe_format(config: FormatConfig, legal: Sequence[str] = (), *, listed: bool = True) -> str:
-    """How to answer, in a line or two for the system message; `listed`: say which actions are legal.
+    """Instructions for the reply format, for the system message; `listed`: list the legal actions.
 
     Example:
         >>> print(describe_format(FormatConfig(max_actions_per_turn=2), ("up", "left")))
         Actions: up, left.
         Reply with <think>your thoughts</think><answer>action</answer>; up to 2 actions, separated by ||.
-    """
+    """  # noqa: E501
     lines = [f"Actions: {', '.join(legal)}."] if legal and listed else []
     several = config.max_actions_per_turn > 1 and bool(legal)
-    count = f"; up to {config.max_actions_per_turn} actions, separated by {config.action_sep}" if several else ""
+    count = (
+        f"; up to {config.max_actions_per_turn} actions, separated by {config.action_sep}"
+        if several
+        else ""
+    )
     lines.append(f"Reply with {answer_form(config, legal)}{count}.")
     return "\n".join(lines)
 
 
 def answer_form(config: FormatConfig, legal: Sequence[str] = ()) -> str:
-    """The asked form in a few words, for reminders.
+    """The required format in a few words, for reminders.
 
     Example:
-        >>> answer_form(FormatConfig(think=False), ("up", "left")), answer_form(FormatConfig(style="raw"))
-        ('<answer>action</answer>', 'your answer alone')
+        >>> answer_form(FormatConfig(think=False), ("up", "left"))
+        '<answer>action</answer>'
+        >>> answer_form(FormatConfig(style="raw"))
+        'your answer alone'
         >>> answer_form(FormatConfig(think=False, spell_out=True), ("up", "left", "down"))
         '<answer>up</answer>, <answer>left</answer> or <answer>down</answer>'
     """
     if config.spell_out and legal:
-        *others, last = [write_reply([action], config, think="your thoughts") for action in legal]
+        *others, last = [write_reply([action], config, think=_THOUGHTS) for action in legal]
         return f"{', '.join(others)} or {last}" if others else last
     word = "action" if legal else "your answer"
     if config.style == "raw":
         return f"the {word} alone" if legal else f"{word} alone"
-    return ("<think>your thoughts</think>" if config.think else "") + f"<answer>{word}</answer>"
+    return (THOUGHTS_FORM if config.think else "") + f"<answer>{word}</answer>"

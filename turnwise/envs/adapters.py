@@ -1,7 +1,7 @@
-"""as_env: makes any supported object into the one protocol that rollouts speak."""
+"""as_env: adapts any supported object to the protocol that rollouts use."""
 
 from turnwise.config.schema import EnvConfig
-from turnwise.envs.any_object import PlainEnv, looks_like_env
+from turnwise.envs.any_object import ObjectEnv, looks_like_env
 from turnwise.envs.base import BaseEnv, Env, EnvError
 from turnwise.envs.message_turns import MessageTurns
 from turnwise.envs.messages import MultiTurnEnv
@@ -9,7 +9,8 @@ from turnwise.envs.text_turns import TextTurns
 
 
 def as_env(obj: object, *, config: EnvConfig, name: str) -> Env:
-    """The object behind the protocol: a BaseEnv, a message-style environment, or any object with `reset` and `step`.
+    """The object as an Env: a BaseEnv, a message-style environment, or any object with `reset` and
+    `step`.
 
     Example:
         >>> from turnwise.envs.games.bandit import Bandit
@@ -24,8 +25,8 @@ def as_env(obj: object, *, config: EnvConfig, name: str) -> Env:
     if isinstance(obj, Env):
         return obj
     if looks_like_env(obj):
-        return TextTurns(PlainEnv(obj, name=name), config=config, name=name)
+        return TextTurns(ObjectEnv(obj, name=name), config=config, name=name)
     raise EnvError(
-        f"{name}: {type(obj).__name__} is no environment; it needs reset and step (see BaseEnv), or must be a "
-        f"SingleTurnEnv, MultiTurnEnv or ToolEnv"
+        f"{name}: {type(obj).__name__} is not an environment; it needs reset and step (see "
+        "BaseEnv), or must be a SingleTurnEnv, MultiTurnEnv or ToolEnv"
     )

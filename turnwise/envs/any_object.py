@@ -1,4 +1,5 @@
-"""Objects with `reset` and `step` that do not derive from BaseEnv, Gymnasium's environments among them."""
+"""Adapter for objects with `reset` and `step` that do not derive from BaseEnv, such as Gymnasium
+environments."""
 
 from collections.abc import Callable
 from typing import Any
@@ -7,7 +8,7 @@ from turnwise.envs.base import BaseEnv
 
 
 def looks_like_env(obj: object) -> bool:
-    """True where the object has `reset` and `step` to call.
+    """True if the object has callable `reset` and `step`.
 
     Example:
         >>> looks_like_env("no")
@@ -16,15 +17,18 @@ def looks_like_env(obj: object) -> bool:
     return callable(getattr(obj, "reset", None)) and callable(getattr(obj, "step", None))
 
 
-class PlainEnv(BaseEnv):
-    """A foreign object as a BaseEnv. Its own `instruction`, `actions` and `max_turns` count where it has them.
+class ObjectEnv(BaseEnv):
+    """An object with `reset` and `step`, adapted to BaseEnv. Uses the object's `instruction`,
+    `actions` and `max_turns` if it has them.
 
-    With a discrete Gymnasium action space the actions are its numbers, and observations that are not text are
-    written out with `str`. Without an action space the object deals in text on both sides, like a BaseEnv.
+    If the object has a discrete Gymnasium action space, the actions are its numbers and
+    observations are converted with `str`. Without an action space, actions and observations are
+    text, as in BaseEnv. `integrations.envs.gymnasium.GymnasiumEnv` is the adapter for environments
+    named by their Gymnasium id: it names the actions and describes the observations.
 
     Example:
         >>> import gymnasium
-        >>> env = PlainEnv(gymnasium.make("FrozenLake-v1"), name="lake")
+        >>> env = ObjectEnv(gymnasium.make("FrozenLake-v1"), name="lake")
         >>> env.actions, env.reset(seed=0)[0]
         (('0', '1', '2', '3'), '0')
     """
@@ -45,7 +49,7 @@ class PlainEnv(BaseEnv):
 
     @property
     def reset_target(self) -> Callable[..., Any]:
-        """The foreign reset, whose signature says which keywords it takes."""
+        """The object's own reset, whose signature tells which keywords it takes."""
         return self._obj.reset
 
     def reset(self, seed: int | None = None, **kwargs: Any) -> Any:
@@ -69,7 +73,7 @@ class PlainEnv(BaseEnv):
             close()
 
     def _look(self) -> None:
-        """Takes over the legal actions, which may depend on the state."""
+        """Copies the object's legal actions, which may depend on the state."""
         if not self._numbered:
             self.actions = tuple(getattr(self._obj, "actions", ()))
 

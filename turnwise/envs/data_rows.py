@@ -1,4 +1,5 @@
-"""Rows of a data set as tasks: where they come from, and which of them are for validation."""
+# pyright: reportUnknownArgumentType=false
+"""Rows of a data set as tasks: loading, and the split into training and validation."""
 
 import hashlib
 import json
@@ -8,17 +9,19 @@ from pathlib import Path
 from typing import Any, Protocol, cast, runtime_checkable
 
 from turnwise.envs.base import EnvError
-from turnwise.envs.validate import json_safe
+from turnwise.envs.gate import read_json
+from turnwise.json_lines import FileError, read_json_lines
 from turnwise.seeding import derive_seed
 from turnwise.types import Json
 
 SCAN_LIMIT = 4096
-"""Data sets up to this size are read whole to divide them; of larger ones single rows are drawn until one fits."""
+"""Data sets up to this size are read completely to split them; from larger ones, rows are drawn
+until one is in the split."""
 
 
 @runtime_checkable
 class Rows(Protocol):
-    """What a data set must offer; lists of dicts and Hugging Face data sets do."""
+    """The interface of a data set; lists of dicts and Hugging Face data sets have it."""
 
     def __len__(self) -> int: ...
     def __getitem__(self, index: int, /) -> Any: ...
@@ -34,12 +37,18 @@ def load_rows(source: Any, *, name: str) -> Rows:
     if isinstance(source, str | Path):
         path = Path(source)
         if not path.is_file():
-            raise EnvError(f"{name}: no data set at {path}; a data set is a list of rows or the path of a JSONL file")
+            raise EnvError(
+                f"{name}: no data set at {path}; a data set is a list of rows or the path of a "
+                "JSONL file"
+            )
         rows = _read_jsonl(str(path.resolve()), path.stat().st_mtime_ns)
     elif isinstance(source, Rows) and not isinstance(source, Mapping):
         rows = source
     else:
-        raise EnvError(f"{name}: a data set is a list of rows or the path of a JSONL file, got {type(source).__name__}")
+        raise EnvError(
+            f"{name}: a data set is a list of rows or the path of a JSONL file, got "
+            f"{type(source).__name__}"
+        )
     if len(rows) == 0:
         raise EnvError(f"{name}: the data set is empty")
     return rows
@@ -47,19 +56,14 @@ def load_rows(source: Any, *, name: str) -> Rows:
 
 @lru_cache(maxsize=8)
 def _read_jsonl(path: str, _modified: int) -> list[Json]:
-    rows: list[Json] = []
-    with open(path, encoding="utf-8") as file:
-        for number, line in enumerate(file, start=1):
-            if line.strip():
-                try:
-                    rows.append(json.loads(line))
-                except json.JSONDecodeError as error:
-                    raise EnvError(f"{path}, line {number}: not JSON ({error})") from error
-    return rows
+    try:
+        return [row for _, row in read_json_lines(Path(path), lambda row: row)]
+    except FileError as error:
+        raise EnvError(str(error)) from error
 
 
 class RowSplits:
-    """Draws rows for a split. A row's prompt decides where it belongs, so no prompt is in both.
+    """Draws rows for a split. A row's prompt decides its split, so no prompt is in both.
 
     Example:
         >>> rows = [{"question": str(i)} for i in range(100)]
@@ -71,14 +75,15 @@ class RowSplits:
 
     def __init__(self, rows: Rows, *, val_fraction: float, name: str) -> None:
         if not 0.0 <= val_fraction < 1.0:
-            raise ValueError(f"val_fraction lies in [0, 1), got {val_fraction}")
+            raise ValueError(f"val_fraction must be in [0, 1), got {val_fraction}")
         self._rows = rows
         self._share = val_fraction
         self._name = name
         self._indices: dict[str, list[int]] | None = None
 
     def draw(self, seed: int, split: str) -> dict[str, Json]:
-        """The row that this seed stands for in "train", or in any other split, which all share the held-out rows."""
+        """The row of this seed in "train" or in another split. All other splits share the held-out
+        rows."""
         side = "train" if split == "train" else "val"
         if len(self._rows) > SCAN_LIMIT:
             for attempt in range(200):
@@ -88,27 +93,31 @@ class RowSplits:
         indices = self._divided()[side]
         if not indices:
             raise EnvError(
-                f"{self._name}: none of the {len(self._rows)} rows falls into split {split!r}; give an eval_dataset, "
+                f"{self._name}: none of the {len(self._rows)} rows falls into split {split!r}; "
+                "give an eval_dataset, "
                 f"more rows, or another val_fraction than {self._share}"
             )
         return self._row(indices[derive_seed(seed, "row") % len(indices)])
 
     def all(self, split: str) -> list[dict[str, Json]]:
-        """Every row of "train", or of any other split, which all share the held-out rows."""
-        return [self._row(index) for index in self._divided()["train" if split == "train" else "val"]]
+        """Every row of "train" or of another split. All other splits share the held-out rows."""
+        return [
+            self._row(index) for index in self._divided()["train" if split == "train" else "val"]
+        ]
 
     def _row(self, index: int) -> dict[str, Json]:
         row = self._rows[index]
         if not isinstance(row, Mapping):
-            raise EnvError(f"{self._name}: row {index} is no dict but {type(row).__name__}")
-        return cast(dict[str, Json], json_safe(cast(Mapping[Any, Any], row)))
+            raise EnvError(f"{self._name}: row {index} must be a dict, got {type(row).__name__}")
+        return cast(dict[str, Json], read_json(row, what=f"{self._name}: row {index}"))
 
     def _divided(self) -> dict[str, list[int]]:
         if self._indices is None:
             buckets = [_bucket(self._row(index)) for index in range(len(self._rows))]
             share = self._share
             if share > 0.0 and len(buckets) <= SCAN_LIMIT:
-                # A small data set may fall on one side by chance: move the bound past its lowest or highest prompt.
+                # A small data set may be in one split only, by chance: move the bound past its
+                # lowest or highest prompt.
                 ordered = sorted(set(buckets))
                 share = min(max(share, ordered[1]), ordered[-1]) if len(ordered) > 1 else 0.0
             self._indices = {
@@ -130,9 +139,22 @@ def prompt_messages(row: Mapping[str, Json], *, name: str) -> list[dict[str, Jso
         return []
     if isinstance(prompt, str):
         return [{"role": "user", "content": prompt}]
-    if isinstance(prompt, Sequence) and all(isinstance(message, Mapping) for message in cast(Sequence[Any], prompt)):
+    if isinstance(prompt, Sequence) and all(
+        isinstance(message, Mapping) for message in cast(Sequence[Any], prompt)
+    ):
         return [dict(message) for message in cast(Sequence[Mapping[str, Json]], prompt)]
     raise EnvError(f"{name}: a prompt is text or a list of messages, got {str(prompt)[:100]!r}")
+
+
+def row_key(row: Mapping[str, Json]) -> str:
+    """A short name of a row's content.
+
+    Example:
+        >>> row_key({"question": "1+1?", "answer": "2"}) == row_key({"answer": "2", "question": "1+1?"})
+        True
+    """  # noqa: E501
+    text = json.dumps(row, sort_keys=True)
+    return hashlib.blake2b(text.encode(), digest_size=6).hexdigest()
 
 
 def _bucket(row: Mapping[str, Json]) -> float:

@@ -1,34 +1,41 @@
-"""A message-style environment behind the internal protocol: keeps the conversation, asks, checks, scores."""
+# pyright: reportUnknownArgumentType=false, reportUnknownVariableType=false
+"""Adapts a message-style environment to the internal protocol: keeps the conversation, calls the
+environment, checks, scores."""
 
 import copy
 from collections.abc import Mapping, Sequence
-from typing import Any, cast, get_args
+from random import Random
+from typing import Any, cast
 
 from turnwise.config.schema import EnvConfig
-from turnwise.envs.base import EnvError
-from turnwise.envs.data_rows import prompt_messages
+from turnwise.envs.base import EnvError, Hint
+from turnwise.envs.data_rows import prompt_messages, row_key
+from turnwise.envs.gate import ask, read_json, read_messages, read_reward, read_text
 from turnwise.envs.messages import Messages, MultiTurnEnv, State
 from turnwise.envs.shaping import shaping_parts
-from turnwise.envs.validate import json_safe, read_reward
 from turnwise.procs.coroutines import resolve
-from turnwise.types import Json, Message, Observation, Role, StepResult, Task
+from turnwise.types import Json, Message, Observation, StepResult, Task
 
 
 class MessageTurns:
-    """A MultiTurnEnv, SingleTurnEnv or ToolEnv behind the protocol. The rubric's score comes with the last turn.
+    """Adapts a MultiTurnEnv, SingleTurnEnv or ToolEnv to the protocol. The rubric's score is added
+    to the last turn.
 
-    User code gets copies of the conversation: it cannot change what was said.
+    User code gets copies of the conversation, so it cannot change it.
     """
 
     def __init__(self, env: MultiTurnEnv, *, config: EnvConfig, name: str) -> None:
         if config.max_actions_per_episode is not None:
             raise ValueError(
-                f"{name}: max_actions_per_episode counts actions, message-style environments have none; use max_turn"
+                f"{name}: max_actions_per_episode counts actions, message-style environments have "
+                "none; use max_turn"
             )
         self.env = env
         self.config = config
         self.name = name
-        self._phase = "new"  # new -> playing -> over; failed after an EnvError, until the next reset
+        self._phase = (
+            "new"  # new -> playing -> over; failed after an EnvError, until the next reset
+        )
         self._messages: Messages = []
         self._state: State = {}
         self._row: Mapping[str, Json] = {}
@@ -41,7 +48,11 @@ class MessageTurns:
         return min(limits, default=None)
 
     def make_task(self, seed: int, split: str) -> Task:
-        return Task(id=f"{self.name}/{split}/{seed}", seed=seed, payload=self._draw(seed, split), split=split)
+        row = self._draw(seed, split)
+        # Two seeds may draw one row of a data set: that is one task, and evaluation counts it once.
+        stored = row and type(self.env).make_row is MultiTurnEnv.make_row
+        name = row_key(row) if stored else seed
+        return Task(id=f"{self.name}/{split}/{name}", seed=seed, payload=row, split=split)
 
     def reset(self, task: Task, noise_seed: int = 0) -> Observation:
         self._phase, self._closed, self._row = (
@@ -50,13 +61,18 @@ class MessageTurns:
             task.payload or self._call("make_row", task.seed, task.split),
         )
         opening = prompt_messages(self._row, name=self.name)
-        system = self.env.system_prompt if self.config.system_prompt is None else self.config.system_prompt
+        system = (
+            self.env.system_prompt
+            if self.config.system_prompt is None
+            else self.config.system_prompt
+        )
         if system is not None and not (opening and opening[0].get("role") == "system"):
             opening = [{"role": "system", "content": system}, *opening]
-        messages = self._read_messages(opening, where="the prompt")
+        messages = read_messages(opening, where=f"{self.name}: the prompt")
         if not messages:
             raise EnvError(
-                f"{self.name}: there is nothing to begin with; give a dataset, a system_prompt or a make_row"
+                f"{self.name}: there is no opening message; give a dataset, a system_prompt or "
+                "a make_row"
             )
         self._messages = [message.to_json() for message in messages]
         self._state = {
@@ -76,13 +92,18 @@ class MessageTurns:
 
     def step(self, message: Message) -> StepResult:
         if self._phase != "playing":
-            raise EnvError(f"{self.name}: step needs a running episode, this one is {self._phase}; call reset first")
+            raise EnvError(
+                f"{self.name}: step needs a running episode, this one is {self._phase}; call reset "
+                "first"
+            )
         self._phase = "failed"
         self._append([message])
         self._state["turn"] += 1
         done = self._call("is_completed", copy.deepcopy(self._messages), self._state)
         terminated = bool(done)
-        truncated = not terminated and self.max_turns is not None and self._state["turn"] >= self.max_turns
+        truncated = (
+            not terminated and self.max_turns is not None and self._state["turn"] >= self.max_turns
+        )
         reply: tuple[Message, ...] = ()
         if not terminated and not truncated:
             reply = self._ask_env()
@@ -105,14 +126,27 @@ class MessageTurns:
         )
 
     def finish(self) -> StepResult:
-        """The rubric's score of the conversation so far; nothing where it was scored already."""
+        """The rubric's score of the conversation so far; empty if it was already scored."""
         if self._phase != "playing":
             return StepResult(messages=(), reward=0.0, truncated=True)
         self._phase = "failed"
         parts: dict[str, float] = {}
         info = self._score(parts)
         self._phase = "over"
-        return StepResult(messages=(), reward=sum(parts.values()), truncated=True, reward_parts=parts, info=info)
+        return StepResult(
+            messages=(), reward=sum(parts.values()), truncated=True, reward_parts=parts, info=info
+        )
+
+    def hint(self, what: Hint, seed: int) -> Json:
+        """The environment's `random_reply` or `expert_reply`; there is no list of actions."""
+        if what == "actions" or self._phase != "playing":
+            return None
+        given = (copy.deepcopy(self._messages), self._state)
+        if what == "expert":
+            said = self._call("expert_reply", *given)
+        else:
+            said = self._call("random_reply", Random(seed), *given)
+        return None if said is None else read_text(said, what=f"{self.name}: {what}_reply")
 
     def close(self) -> None:
         if not self._closed:
@@ -122,8 +156,8 @@ class MessageTurns:
     def _draw(self, seed: int, split: str) -> dict[str, Json]:
         row = self._call("make_row", seed, split)
         if not isinstance(row, Mapping):
-            raise EnvError(f"{self.name}: make_row returns a dict, got {type(row).__name__}")
-        return cast(dict[str, Json], json_safe(cast(Mapping[str, Any], row)))
+            raise EnvError(f"{self.name}: make_row must return a dict, got {type(row).__name__}")
+        return cast(dict[str, Json], read_json(row, what=f"{self.name}: the row of make_row"))
 
     def _ask_env(self) -> tuple[Message, ...]:
         value = self._call("env_response", copy.deepcopy(self._messages), self._state)
@@ -132,9 +166,11 @@ class MessageTurns:
             self._state = self._read_state(state)
         else:
             raw = value
-        reply = self._read_messages(raw, where="env_response")
+        reply = read_messages(raw, where=f"{self.name}: env_response")
         if not reply and not self._state.get("done", False):
-            raise EnvError(f"{self.name}: env_response returned no message, and the episode is not over")
+            raise EnvError(
+                f"{self.name}: env_response returned no message, and the episode is not over"
+            )
         self._append(reply)
         return reply
 
@@ -144,7 +180,7 @@ class MessageTurns:
             self._state["completion"].append(message.to_json())
 
     def _score(self, parts: dict[str, float]) -> dict[str, Json]:
-        """Adds the rubric's parts to `parts`; returns what it found, unweighted, for the info."""
+        """Adds the rubric's parts to `parts`; returns the unweighted values for the info."""
         completion = copy.deepcopy(cast(Messages, self._state["completion"]))
         said = [message["content"] for message in completion if message["role"] == "assistant"]
         standard: dict[str, Any] = {
@@ -164,46 +200,19 @@ class MessageTurns:
         info: dict[str, Json] = {"rubric": dict(score.values)} if score.values else {}
         if "success" in self._state:
             info["success"] = bool(self._state["success"])
+        elif self.env.success is not None:
+            info["success"] = score.values[self.env.success] >= 1.0
         return info
 
     def _call(self, method: str, *args: Any) -> Any:
-        """What the environment's method returns; whatever it raises becomes an EnvError."""
-        try:
-            return resolve(getattr(self.env, method)(*args))
-        except EnvError:
-            raise
-        except (Exception, SystemExit) as error:
-            raise EnvError(f"{self.name}: {method} raised {type(error).__name__}: {error}") from error
+        """The result of the environment's method. Any exception becomes an EnvError."""
+        return ask(f"{self.name}: {method}", lambda: resolve(getattr(self.env, method)(*args)))
 
     def _read_state(self, state: Any) -> State:
         needed = ("prompt", "completion", "answer", "info", "task", "turn")
         if not isinstance(state, dict) or any(key not in state for key in needed):
             raise EnvError(
-                f"{self.name}: the state is the dict that was passed in, with its keys, got {type(state).__name__}"
+                f"{self.name}: the state is the dict that was passed in, with its keys, got "
+                f"{type(state).__name__}"
             )
         return cast(State, state)
-
-    def _read_messages(self, value: Any, *, where: str) -> tuple[Message, ...]:
-        if isinstance(value, str | Mapping | Message):
-            return (self._read_message(value, where=where),)
-        if value is None or not isinstance(value, Sequence):
-            raise EnvError(f"{self.name}: {where} is a list of messages, got {type(value).__name__}")
-        return tuple(self._read_message(item, where=where) for item in cast(Sequence[Any], value))
-
-    def _read_message(self, item: Any, *, where: str) -> Message:
-        if isinstance(item, Message):
-            return item
-        if isinstance(item, str):
-            return Message(role="user", content=item)
-        if not isinstance(item, Mapping):
-            raise EnvError(f"{self.name}: {where} holds a {type(item).__name__} where a message dict belongs")
-        data = cast(Mapping[str, Json], item)
-        if data.get("role") not in get_args(Role) or not isinstance(data.get("content") or "", str):
-            raise EnvError(
-                f"{self.name}: a message in {where} has a role among {', '.join(get_args(Role))} and text as content, "
-                f"got {str(dict(data))[:200]}"
-            )
-        try:
-            return Message.from_json(data)
-        except (KeyError, TypeError) as error:
-            raise EnvError(f"{self.name}: {where} holds malformed tool calls: {str(dict(data))[:200]}") from error

@@ -1,6 +1,6 @@
-"""Plain prompts from a file as a single-turn environment: one prompt, one reply, one reward from a function."""
+"""A single-turn environment on prompts from a file: one prompt, one reply, one reward from a
+function."""
 
-import json
 import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -8,29 +8,37 @@ from typing import Any, cast
 
 from turnwise.config.schema import Config, DataConfig
 from turnwise.envs.base import EnvError
-from turnwise.envs.user_code import UnknownNameError, load_named
+from turnwise.json_lines import read_json_lines
 from turnwise.seeding import derive_seed
 from turnwise.types import Json, Message, Observation, StepResult, Task
+from turnwise.user_code import UnknownNameError, load_named
 
 TAG = "prompts"
 Row = Mapping[str, Json]
 
 
 class PromptEnv:
-    """One row of a prompt file per episode. The row's other columns go to the reward function by name.
+    """One row of a prompt file per episode. The row's other columns are passed to the reward
+    function by name.
 
     Example:
-        >>> rows = {"train": [{"prompt": "2+2?", "answer": "4"}], "val": [{"prompt": "1+1?", "answer": "2"}]}
-        >>> env = PromptEnv(rows, reward=lambda prompt, completion, answer: float(completion == answer),
-        ...                 config=DataConfig())
+        >>> rows = {"train": [{"prompt": "2+2?", "answer": "4"}],
+        ...     "val": [{"prompt": "1+1?", "answer": "2"}]}
+        >>> def reward(prompt, completion, answer):
+        ...     return float(completion == answer)
+        >>> env = PromptEnv(rows, reward=reward, config=DataConfig())
         >>> task = env.make_task(7, "train")
-        >>> env.reset(task).messages[0].content, env.step(Message(role="assistant", content="4")).reward
-        ('2+2?', 1.0)
+        >>> env.reset(task).messages[0].content
+        '2+2?'
+        >>> env.step(Message(role="assistant", content="4")).reward
+        1.0
     """
 
     max_turns: int | None = 1
 
-    def __init__(self, rows: Mapping[str, list[Row]], *, reward: Callable[..., Any], config: DataConfig) -> None:
+    def __init__(
+        self, rows: Mapping[str, list[Row]], *, reward: Callable[..., Any], config: DataConfig
+    ) -> None:
         self._rows = rows
         self._reward = reward
         self._config = config
@@ -39,7 +47,9 @@ class PromptEnv:
     def make_task(self, seed: int, split: str) -> Task:
         rows = self._rows["train" if split == "train" else "val"]
         if not rows:
-            raise EnvError(f"no prompts are left for split {split!r}; add lines, or change data.val_fraction")
+            raise EnvError(
+                f"no prompts are left for split {split!r}; add lines, or change data.val_fraction"
+            )
         index = derive_seed(seed, "prompt") % len(rows)
         return Task(id=f"{TAG}/{split}/{index}", seed=seed, payload=rows[index], split=split)
 
@@ -59,7 +69,10 @@ class PromptEnv:
         if isinstance(value, bool):
             value = float(value)
         if not isinstance(value, int | float) or not math.isfinite(value):
-            raise EnvError(f"the reward function {self._config.reward} must return a finite number, got {value!r}")
+            raise EnvError(
+                f"the reward function {self._config.reward} must return a finite number, got "
+                f"{value!r}"
+            )
         return StepResult(
             messages=(),
             reward=float(value),
@@ -77,7 +90,7 @@ class PromptEnv:
 
 
 def read_prompts(config: DataConfig, *, seed: int) -> dict[str, list[Row]]:
-    """The file's rows by split. Which split a row is in depends on the seed and its line alone.
+    """The file's rows by split. A row's split depends only on the seed and the line.
 
     Raises:
         ValueError: a line is not a JSON object with the prompt column; the message names the line.
@@ -88,26 +101,27 @@ def read_prompts(config: DataConfig, *, seed: int) -> dict[str, list[Row]]:
     path = Path(config.prompts)
     if not path.is_file():
         raise ValueError(f"data.prompts: there is no file {path}")
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-        except ValueError as error:
-            raise ValueError(f"{path}, line {number} is not JSON: {error}") from error
+
+    def read(row: Any) -> Row:
         if not isinstance(row, dict) or config.prompt_column not in row:
-            raise ValueError(f"{path}, line {number} has no column {config.prompt_column!r}; see data.prompt_column")
+            raise ValueError(f"it has no column {config.prompt_column!r}; see data.prompt_column")
+        return cast(Row, row)
+
+    for number, row in read_json_lines(path, read):
         held_out = derive_seed(seed, "prompt-split", number) % 10_000 < config.val_fraction * 10_000
-        rows["val" if held_out else "train"].append(cast(Row, row))
+        rows["val" if held_out else "train"].append(row)
     if not rows["train"]:
-        raise ValueError(f"{path} holds no prompt to train on")
+        raise ValueError(f"{path} has no prompt to train on")
     return rows
 
 
 def prompt_factory(config: Config) -> Callable[[], PromptEnv]:
-    """Makes prompt environments for a run. The file is read and the reward function found once, beforehand."""
+    """A factory of prompt environments for a run. Reads the file and finds the reward function
+    once, at the start."""
     if config.data.reward is None:
-        raise ValueError("training on plain prompts needs data.reward, a function named module:function")
+        raise ValueError(
+            "training on plain prompts needs data.reward, a function named module:function"
+        )
     rows = read_prompts(config.data, seed=config.seed)
     try:
         reward = load_named(config.data.reward)

@@ -1,4 +1,4 @@
-"""Environments by name. Nothing is imported before it is made: neither torch, nor gymnasium, nor an environment."""
+"""Environments by name. An environment and its packages are imported only when it is created."""
 
 import inspect
 from collections.abc import Callable, Mapping
@@ -11,12 +11,12 @@ from typing import Any
 
 from turnwise.config.schema import EnvConfig
 from turnwise.envs.base import Env, SharedEnv
-from turnwise.envs.user_code import UnknownNameError, load_named
+from turnwise.user_code import UnknownNameError, load_named
 
 ENTRY_POINT_GROUP = "turnwise.envs"
 Target = str | Callable[..., Any]
 _LOCAL_SETTINGS = ("name", "options", "max_turn", "shaping")
-"""Of an environment on another machine, what its client may set."""
+"""Settings that a client may set for a remote environment."""
 
 
 class UnknownEnvError(ValueError):
@@ -25,7 +25,7 @@ class UnknownEnvError(ValueError):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EnvSpec:
-    """One row of the table: how an environment is called and made.
+    """One row of the table: the name of an environment, and how to create it.
 
     Example:
         >>> find_env("FrozenLake").name, find_env("frozen_lake").available
@@ -34,24 +34,26 @@ class EnvSpec:
 
     name: str
     target: Target
-    """module:Class, or what makes the environment when called with its options."""
+    """module:Class, or a callable that creates the environment from its options."""
     aliases: tuple[str, ...] = ()
     summary: str = ""
     """One line for `turnwise envs`."""
     extra: str | None = None
-    """The extra of turnwise that installs what it needs."""
+    """The extra of turnwise that installs its packages."""
     needs: tuple[str, ...] = ()
     """Modules that must be importable."""
     also: str | None = None
-    """An extra that it runs without, and that adds something to it."""
+    """An optional extra that adds features."""
     door: str | None = None
-    """Where the row stands for many environments: the option that says which one, and that NAME:TEXT gives."""
+    """For a row with many environments: the option that selects one, which NAME:TEXT sets."""
+    loads: tuple[str, ...] = ()
+    """Options that may name code, as module:name."""
     given: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    """Options that the name already says."""
+    """Options that the name sets."""
 
     @property
     def missing(self) -> tuple[str, ...]:
-        """The needed modules that are not installed."""
+        """The required modules that are not installed."""
         return tuple(module for module in self.needs if find_spec(module) is None)
 
     @property
@@ -60,11 +62,26 @@ class EnvSpec:
 
     @property
     def install(self) -> str:
-        """What pip must install before it runs: turnwise with an extra, or the packages themselves."""
+        """The argument of `pip install`: turnwise with an extra, or the packages themselves."""
         return f"turnwise[{self.extra}]" if self.extra else " ".join(self.needs)
 
 
+AGENT, COMMAND = "turnwise.endpoint.env:AgentEnv", "turnwise.endpoint.env:CommandEnv"
 _BUILT_IN: tuple[EnvSpec, ...] = (
+    EnvSpec(
+        name="agent",
+        target=AGENT,
+        summary="Your own program that calls the model, such as agent:solve.py:solve.",
+        door="program",
+        loads=("program",),
+    ),
+    EnvSpec(
+        name="command",
+        target=COMMAND,
+        summary="A command line that calls the model, such as 'command:node agent.js'.",
+        door="command",
+        loads=("command",),
+    ),
     EnvSpec(
         name="bandit",
         target="turnwise.envs.games.bandit:Bandit",
@@ -73,8 +90,16 @@ _BUILT_IN: tuple[EnvSpec, ...] = (
     EnvSpec(
         name="frozen_lake",
         target="turnwise.envs.games.frozen_lake:FrozenLake",
-        summary="Cross a frozen grid to the goal without falling into a hole; the ice may be slippery.",
+        summary=(
+            "Cross a frozen grid to the goal without falling into a hole; the ice may be slippery."
+        ),
         needs=("gymnasium",),
+    ),
+    EnvSpec(
+        name="key_door",
+        target="turnwise.envs.games.key_door:KeyDoor",
+        aliases=("KeyDoor",),
+        summary="Fetch a key, then open the door; only the door pays, six moves or more away.",
     ),
     EnvSpec(
         name="countdown",
@@ -118,6 +143,7 @@ _BUILT_IN: tuple[EnvSpec, ...] = (
         summary="Any Gymnasium environment with discrete actions, such as gymnasium:Taxi.",
         needs=("gymnasium",),
         door="id",
+        loads=("id", "observe"),
     ),
     EnvSpec(
         name="textarena",
@@ -126,6 +152,7 @@ _BUILT_IN: tuple[EnvSpec, ...] = (
         extra="textarena",
         needs=("textarena",),
         door="id",
+        loads=("opponent",),
     ),
     EnvSpec(
         name="reasoning_gym",
@@ -159,7 +186,7 @@ _BUILT_IN: tuple[EnvSpec, ...] = (
     ),
 )
 
-_registered: dict[str, EnvSpec] = {}  # by normalised name: what `register` added in this process
+_registered: dict[str, EnvSpec] = {}  # by normalised name: rows added by `register` in this process
 
 
 def register(
@@ -171,41 +198,58 @@ def register(
     extra: str | None = None,
     needs: tuple[str, ...] = (),
 ) -> EnvSpec:
-    """The new row. Later registrations replace earlier ones of the same name, built-in ones included.
+    """The new row. Later registrations replace earlier ones of the same name, built-in ones
+    included.
 
-    Packages register without being imported, by an entry point in the group `turnwise.envs`.
+    Packages can register without being imported, with an entry point in the group `turnwise.envs`.
 
     Example:
-        >>> register("my_lake", "turnwise.envs.games.frozen_lake:FrozenLake", summary="as an example").name
+        >>> register("my_lake", "turnwise.envs.games.frozen_lake:FrozenLake",
+        ...     summary="as an example").name
         'my_lake'
         >>> unregister("my_lake")
     """
-    spec = EnvSpec(name=name, target=target, aliases=aliases, summary=summary, extra=extra, needs=needs)
+    spec = EnvSpec(
+        name=name, target=target, aliases=aliases, summary=summary, extra=extra, needs=needs
+    )
     _registered[_normal(name)] = spec
     return spec
 
 
 def unregister(name: str) -> None:
-    """Forgets what `register` added under this name. Forgetting an unknown name is no error."""
+    """Removes the row that `register` added under this name. An unknown name is not an error."""
     _registered.pop(_normal(name), None)
+
+
+def is_registered_here(name: str) -> bool:
+    """Whether `register` added the environment in this process, so that no other knows it.
+
+    Example:
+        >>> is_registered_here("frozen_lake")
+        False
+    """
+    return ":" not in name and find_env(name) in _registered.values()
 
 
 def list_envs() -> tuple[EnvSpec, ...]:
     """All environments that a config can name, sorted."""
-    rows = {_normal(spec.name): spec for spec in (*_BUILT_IN, *_from_entry_points(), *_registered.values())}
+    rows = {
+        _normal(spec.name): spec
+        for spec in (*_BUILT_IN, *_from_entry_points(), *_registered.values())
+    }
     return tuple(sorted(rows.values(), key=lambda spec: spec.name))
 
 
 def find_env(name: str) -> EnvSpec:
-    """The row for a name or alias (case, "_" and "-" do not matter), or one made up for module:Class.
+    """The row for a name or alias (ignoring case, "_" and "-"), or a new row for module:Class.
 
-    NAME:TEXT names one of the many environments behind a door, and a url one that is served there.
+    NAME:TEXT names one environment of a row with many; a url names a served environment.
 
     Example:
         >>> find_env("frozen-lakes")
         Traceback (most recent call last):
         turnwise.envs.registry.UnknownEnvError: no environment is called 'frozen-lakes'; did you mean frozen_lake?
-    """
+    """  # noqa: E501
     if name.startswith(("http://", "https://")):
         name = f"remote:{name}"
     first, separator, rest = name.partition(":")
@@ -224,7 +268,9 @@ def find_env(name: str) -> EnvSpec:
     if _normal(name) in table:
         return table[_normal(name)]
     near = get_close_matches(_normal(name), table, n=3, cutoff=0.5)
-    if near:
+    if name.endswith(".py"):
+        hint = f"a file of your own is named with its class, as in {name}:MyEnv"
+    elif near:
         hint = f"did you mean {' or '.join(dict.fromkeys(table[key].name for key in near))}?"
     else:
         hint = f"there are {', '.join(spec.name for spec in list_envs())}, or write module:Class"
@@ -241,14 +287,16 @@ def make(name: str, options: Mapping[str, Any] | None = None) -> object:
     spec = find_env(name)
     if spec.missing:
         raise ImportError(
-            f"environment {spec.name!r} needs {', '.join(spec.missing)}, not installed; run: pip install "
+            f"environment {spec.name!r} needs {', '.join(spec.missing)}, not installed; run: pip "
+            "install "
             f"'{spec.install}'"
         )
     factory = _load(spec.target) if isinstance(spec.target, str) else spec.target
     options = {**spec.given, **(options or {})}
     if spec.door is not None and spec.door not in options:
         raise ValueError(
-            f"environment {spec.name!r} stands for many: say which one with the option {spec.door!r}, or as "
+            f"environment {spec.name!r} has many variants: choose one with the option "
+            f"{spec.door!r}, or as "
             f"{spec.name}:..., where ... is its {spec.door}"
         )
     _check_options(spec.name, factory, options)
@@ -256,9 +304,9 @@ def make(name: str, options: Mapping[str, Any] | None = None) -> object:
 
 
 def make_env(config: EnvConfig, *, max_turn: int | None = None) -> Env:
-    """The environment that a config names, behind the one protocol that rollouts speak.
+    """The environment that a config names, as an Env.
 
-    `max_turn` is the run's limit on turns, for environments whose config sets none.
+    `max_turn` is the run's limit on turns, if the environment's config has none.
 
     Example:
         >>> env = make_env(EnvConfig(name="bandit"))
@@ -277,7 +325,7 @@ def make_env(config: EnvConfig, *, max_turn: int | None = None) -> Env:
 
 
 def is_ours(name: str) -> bool:
-    """Whether the environment comes with turnwise.
+    """True if the environment comes with turnwise.
 
     Example:
         >>> is_ours("bandit"), is_ours("gymnasium:CartPole-v1"), is_ours("mine.py:Env")
@@ -287,24 +335,57 @@ def is_ours(name: str) -> bool:
     return isinstance(target, str) and target.startswith("turnwise.envs.games.")
 
 
+def built_in(spec: EnvSpec) -> bool:
+    """True if a row is in turnwise's own table, including rows of other libraries.
+
+    Example:
+        >>> built_in(find_env("gymnasium:CartPole-v1")), built_in(find_env("os:system"))
+        (True, False)
+    """
+    return any((spec.target, spec.door) == (row.target, row.door) for row in _BUILT_IN)
+
+
+def is_remote(name: str) -> bool:
+    """True if the environment is served by another process.
+
+    Example:
+        >>> is_remote("http://10.0.0.7:8765"), is_remote("bandit")
+        (True, False)
+    """
+    return find_env(name).name.startswith("remote")
+
+
+def is_program(name: str) -> bool:
+    """Whether the environment is a program that calls the model.
+
+    Example:
+        >>> is_program("agent:solve.py:solve"), is_program("bandit")
+        (True, False)
+    """
+    return find_env(name).target in (AGENT, COMMAND)
+
+
 def refuse_local_settings(config: EnvConfig) -> None:
-    """Raises where a config sets what only the server could honour. What it says of reward normalisation is ours.
+    """Raises if a config sets a key that only the server can apply. Reward normalisation is applied
+    here.
 
     Example:
         >>> refuse_local_settings(EnvConfig(name="http://host:1", system_prompt="Play well."))
         Traceback (most recent call last):
         ValueError: env.system_prompt has no effect on a remote environment; give it to `turnwise serve-env` instead
-    """
+    """  # noqa: E501
     default = EnvConfig().model_dump()
     for key, value in config.model_dump().items():
         if key not in _LOCAL_SETTINGS and value != default[key]:
             raise ValueError(
-                f"env.{key} has no effect on a remote environment; give it to `turnwise serve-env` instead"
+                f"env.{key} has no effect on a remote environment; give it to `turnwise serve-env` "
+                "instead"
             )
     for key in ("turn_cost", "potential_coef", "clip"):
         if config.shaping.model_dump()[key] != default["shaping"][key]:
             raise ValueError(
-                f"env.shaping.{key} has no effect on a remote environment; give it to `turnwise serve-env` instead"
+                f"env.shaping.{key} has no effect on a remote environment; give it to `turnwise "
+                "serve-env` instead"
             )
 
 
@@ -315,7 +396,11 @@ def _normal(name: str) -> str:
 @cache
 def _from_entry_points() -> tuple[EnvSpec, ...]:
     return tuple(
-        EnvSpec(name=point.name, target=point.value, summary=f"from {point.dist.name}" if point.dist else "")
+        EnvSpec(
+            name=point.name,
+            target=point.value,
+            summary=f"from {point.dist.name}" if point.dist else "",
+        )
         for point in entry_points(group=ENTRY_POINT_GROUP)
     )
 
@@ -331,7 +416,11 @@ def _check_options(name: str, factory: Callable[..., Any], options: Mapping[str,
     parameters = inspect.signature(factory).parameters
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
         return
-    known = [key for key, parameter in parameters.items() if parameter.kind is not parameter.POSITIONAL_ONLY]
+    known = [
+        key
+        for key, parameter in parameters.items()
+        if parameter.kind is not parameter.POSITIONAL_ONLY
+    ]
     for key in options:
         if key not in known:
             near = get_close_matches(key, known, n=1, cutoff=0.4)

@@ -1,7 +1,7 @@
-"""TextTurns: a BaseEnv behind the protocol that rollouts speak (`Env` in base.py).
+# pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false
+"""TextTurns: adapts a BaseEnv to the interface of rollouts (`Env` in base.py).
 
-What the environment returns is checked here; what goes wrong is an EnvError. What the model said is read, never
-changed.
+Checks the environment's results; a failure is an EnvError. Never changes the model's text.
 """
 
 import copy
@@ -12,24 +12,32 @@ from random import Random
 from typing import Any, TypeVar
 
 from turnwise.config.schema import EnvConfig
-from turnwise.envs.actions import answer_form, describe_format, match_action, split_reply, write_reply
-from turnwise.envs.any_object import PlainEnv
-from turnwise.envs.base import BaseEnv, EnvError, Hint
+from turnwise.envs.actions import (
+    answer_form,
+    describe_format,
+    match_action,
+    split_reply,
+    write_reply,
+)
+from turnwise.envs.any_object import ObjectEnv
+from turnwise.envs.base import BadActionError, BaseEnv, EnvError, Hint
+from turnwise.envs.gate import ask, read_info, read_reward, words
 from turnwise.envs.shaping import shaping_parts
-from turnwise.envs.validate import read_reset, read_reward, read_step
+from turnwise.envs.validate import read_reset, read_step
 from turnwise.seeding import derive_seed
 from turnwise.types import Json, Message, Observation, StepResult, Task
 
 T = TypeVar("T")
 SEED_LIMIT = 2**30
-"""Environments get seeds below twice this, which every random generator in use takes."""
+"""Environments get seeds below twice this number, which all common random generators accept."""
 
 
 class TextTurns:
-    """A BaseEnv behind the protocol: builds messages, reads replies, plays actions, adds up rewards.
+    """Adapts a BaseEnv: builds messages, parses replies, plays actions, adds up rewards.
 
-    The system message says what the game is and how to answer; each user message is the state and what is left.
-    Reward parts: "env" from the environment, "format" for a reply without a legal action, then shaping.
+    The system message has the instruction and the reply format; each user message has the state and
+    the actions left. Reward parts: "env" from the environment, "format" for a reply without a legal
+    action, then shaping.
     """
 
     def __init__(self, env: BaseEnv, *, config: EnvConfig, name: str) -> None:
@@ -39,11 +47,15 @@ class TextTurns:
         _check_actions(env.actions, separator=config.format.action_sep, name=name)
         self._reset_keywords, any_keyword = _reset_keywords(env, config, name)
         self._takes_seed = any_keyword or "seed" in self._reset_keywords
-        self._phase = "new"  # new -> playing -> over; failed after an EnvError, until the next reset
+        self._phase = (
+            "new"  # new -> playing -> over; failed after an EnvError, until the next reset
+        )
         self._text = ""
         self._actions_left: int | None = None
         self._closed = False
-        self._fixed_actions = env.actions  # what a reset sets instead belongs to a state, whose text must show it
+        self._fixed_actions = (
+            env.actions
+        )  # an instruction set by a reset belongs to the state, whose text must show it
         limit = {"max_actions_per_turn": 1} if env.max_turns == 1 else {}
         self._format = config.format.model_copy(update=limit)
         self._form: tuple[tuple[str, ...], str] | None = None
@@ -57,10 +69,12 @@ class TextTurns:
         return min(limits, default=None)
 
     def make_task(self, seed: int, split: str) -> Task:
-        """The task of this seed. An environment that does not know splits gets small seeds to train on, large ones to
-        be tested on."""
+        """The task of this seed. An environment without splits gets small seeds for training and
+        large ones for validation."""
         small = seed if 0 <= seed < SEED_LIMIT else derive_seed(seed, "env-seed") % SEED_LIMIT
-        env_seed = small if "split" in self._reset_keywords or split == "train" else small + SEED_LIMIT
+        env_seed = (
+            small if "split" in self._reset_keywords or split == "train" else small + SEED_LIMIT
+        )
         return Task(id=f"{self.name}/{split}/{seed}", seed=env_seed, split=split)
 
     def reset(self, task: Task, noise_seed: int = 0) -> Observation:
@@ -78,23 +92,36 @@ class TextTurns:
         self._actions_left = self.config.max_actions_per_episode
         self._phase = "playing"
         return Observation(
-            messages=(Message(role="system", content=self._system_text()), self._user_message(valid=True)),
+            messages=(
+                Message(role="system", content=self._system_text()),
+                self._user_message(valid=True),
+            ),
             state_key=self._state_key(),
             info=info,
         )
 
     def step(self, message: Message) -> StepResult:
         if self._phase != "playing":
-            raise EnvError(f"{self.name}: step needs a running episode, this one is {self._phase}; call reset first")
+            raise EnvError(
+                f"{self.name}: step needs a running episode, this one is {self._phase}; call reset "
+                "first"
+            )
         self._phase = "failed"
         before = self._potential()
         played, env_reward, info = [], 0.0, dict[str, Json]()
         terminated = truncated = False
+        refusal = ""
         for piece in split_reply(message.content, self._format, self.env.actions)[0]:
             action = match_action(piece, self.env.actions)
             if action is None:
                 break
-            result = read_step(self._call("step", lambda action=action: self.env.step(action)), name=self.name)
+            try:
+                value = self._call("step", lambda action=action: self.env.step(action))
+            except BadActionError as error:
+                refusal, terminated = words(error), error.over
+                info |= read_info(error.info, name=self.name)
+                break
+            result = read_step(value, name=self.name)
             played.append(action)
             self._text, terminated, truncated = result.text, result.terminated, result.truncated
             env_reward += result.reward
@@ -104,26 +131,28 @@ class TextTurns:
                 truncated = truncated or (self._actions_left == 0 and not terminated)
             if terminated or truncated:
                 break
-        valid = bool(played)
+        valid = bool(played) and not refusal
         parts = {"env": read_reward(env_reward, name=self.name)}
         if not valid:
             parts["format"] = self.config.format.format_penalty
         after = 0.0 if terminated else self._potential()
-        parts |= shaping_parts(parts, self.config.shaping, before=before, after=after, name=self.name)
+        parts |= shaping_parts(
+            parts, self.config.shaping, before=before, after=after, name=self.name
+        )
         self._phase = "over" if terminated or truncated else "playing"
         return StepResult(
-            messages=(self._user_message(valid=valid),),
+            messages=(self._user_message(valid=valid, refusal=refusal),),
             reward=sum(parts.values()),
             terminated=terminated,
             truncated=truncated,
-            action=f" {self.config.format.action_sep} ".join(played) if valid else None,
+            action=f" {self.config.format.action_sep} ".join(played) if played else None,
             reward_parts=parts,
             state_key=self._state_key(),
             info=info | {"valid": valid, "num_actions": len(played)},
         )
 
     def finish(self) -> StepResult:
-        """Nothing: such an environment pays as it goes."""
+        """No reward: every step has already returned its own."""
         return StepResult(messages=(), reward=0.0, truncated=True)
 
     def close(self) -> None:
@@ -133,6 +162,9 @@ class TextTurns:
             self._call("close", self.env.close)
 
     def hint(self, what: Hint, seed: int) -> Json:
+        return self._call(f"the hint {what!r}", lambda: self._hint(what, seed))
+
+    def _hint(self, what: Hint, seed: int) -> Json:
         match what:
             case "actions":
                 return list(self.env.actions)
@@ -140,12 +172,16 @@ class TextTurns:
                 actions = self._expert_actions()
             case "random":
                 rng = Random(seed)
-                drawn = [self.env.random_action(rng) for _ in range(rng.randint(1, self._format.max_actions_per_turn))]
+                drawn = [
+                    self.env.random_action(rng)
+                    for _ in range(rng.randint(1, self._format.max_actions_per_turn))
+                ]
                 actions = [action for action in drawn if action is not None]
         return write_reply(actions, self._format) if actions else None
 
     def _expert_actions(self) -> list[str]:
-        """As many of the best actions as fit into a turn; those after the first are tried on a copy."""
+        """As many of the best actions as fit into a turn. Actions after the first come from a copy
+        of the environment."""
         ahead, actions = self.env, list[str]()
         for _ in range(self._format.max_actions_per_turn):
             action = ahead.expert_action()
@@ -160,17 +196,22 @@ class TextTurns:
         return actions
 
     def _system_text(self) -> str:
-        instruction = self.env.instruction if self.config.system_prompt is None else self.config.system_prompt
+        instruction = (
+            self.env.instruction if self.config.system_prompt is None else self.config.system_prompt
+        )
         if self._format.spell_out and not self.env.actions and instruction:
-            return instruction  # what may be said has no end: the instruction is to show some of it
+            return instruction  # any text is legal: the instruction has to show examples
         how = describe_format(self._format, self.env.actions, listed=bool(self._fixed_actions))
         return f"{instruction}\n{how}" if instruction else how
 
-    def _user_message(self, *, valid: bool) -> Message:
-        """The state, the actions left where they are counted, and the asked form where it is due."""
+    def _user_message(self, *, valid: bool, refusal: str = "") -> Message:
+        """The state, the actions left if they are limited, why an action was refused, and the
+        format reminder if due."""
         lines = [self._text]
         if self._actions_left is not None:
             lines.append(f"Actions left: {self._actions_left}.")
+        if refusal:
+            lines.append(refusal)
         reminder = self.config.format.reminder
         if not valid and reminder != "never":
             lines.append(f"No legal action in your reply. Reply with {self._asked_form()}.")
@@ -180,7 +221,9 @@ class TextTurns:
 
     def _asked_form(self) -> str:
         actions = tuple(self.env.actions)
-        if self._form is None or self._form[0] != actions:  # the legal actions of most environments never change
+        if (
+            self._form is None or self._form[0] != actions
+        ):  # in most environments the legal actions never change
             self._form = actions, answer_form(self._format, actions)
         return self._form[1]
 
@@ -189,39 +232,48 @@ class TextTurns:
         return self._text if key is None else key
 
     def _potential(self) -> float | None:
-        return self._call("potential", self.env.potential) if self.config.shaping.potential_coef else None
+        return (
+            self._call("potential", self.env.potential)
+            if self.config.shaping.potential_coef
+            else None
+        )
 
     def _call(self, what: str, function: Callable[[], T]) -> T:
-        """What the function returns; whatever it raises becomes an EnvError."""
-        try:
-            return function()
-        except EnvError:
-            raise
-        except (Exception, SystemExit) as error:
-            raise EnvError(f"{self.name}: {what} raised {type(error).__name__}: {error}") from error
+        """The function's result. Any exception becomes an EnvError."""
+        return ask(f"{self.name}: {what}", function)
 
 
 def _check_actions(actions: Sequence[str], *, separator: str, name: str) -> None:
     """Raises EnvError for legal actions that no reply can name."""
     if isinstance(actions, str):
-        raise EnvError(f"{name}: actions is a sequence of texts, got one text; write ({actions!r},)")
+        raise EnvError(
+            f"{name}: actions is a sequence of texts, got one text; write ({actions!r},)"
+        )
     for action in actions:
         if separator in action:
             raise EnvError(
-                f"{name}: the action {action!r} has the separator {separator!r} of actions in it, so that no reply "
+                f"{name}: the action {action!r} has the separator {separator!r} of actions in it, "
+                "so that no reply "
                 "could name it; set env.format.action_sep to something else"
             )
 
 
 def _reset_keywords(env: BaseEnv, config: EnvConfig, name: str) -> tuple[frozenset[str], bool]:
-    """(the keywords that reset names, whether it takes any other too). Options that it does not take are refused."""
-    target = env.reset_target if isinstance(env, PlainEnv) else env.reset
+    """(the keywords that reset names, whether it takes any keyword). Refuses options that it does
+    not take."""
+    target = env.reset_target if isinstance(env, ObjectEnv) else env.reset
     parameters = inspect.signature(target).parameters
-    named = frozenset(key for key, parameter in parameters.items() if parameter.kind is not parameter.VAR_KEYWORD)
+    named = frozenset(
+        key for key, parameter in parameters.items() if parameter.kind is not parameter.VAR_KEYWORD
+    )
     any_keyword = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
     for key in config.reset_options:
         if key not in named and not any_keyword:
             near = get_close_matches(key, named, n=1, cutoff=0.4)
-            hint = f"did you mean {near[0]!r}?" if near else f"it takes {', '.join(sorted(named)) or 'nothing'}"
+            hint = (
+                f"did you mean {near[0]!r}?"
+                if near
+                else f"it takes {', '.join(sorted(named)) or 'nothing'}"
+            )
             raise ValueError(f"reset of environment {name!r} has no option {key!r}; {hint}")
     return named, any_keyword

@@ -1,9 +1,14 @@
-"""Plain JSON for what crosses a process or machine boundary between a rollout and an environment. No pickle."""
+# pyright: reportUnknownArgumentType=false
+"""JSON for the messages between a rollout and an environment in another process or machine. No
+pickle."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
 
-from turnwise.types import Json, Message, Observation, StepResult
+from turnwise.envs.base import EnvError
+from turnwise.envs.gate import admit_observation, admit_result, admit_task, brief
+from turnwise.types import Json, Observation, StepResult, Task
 
 
 def encode(value: Mapping[str, Json]) -> bytes:
@@ -15,34 +20,41 @@ def encode(value: Mapping[str, Json]) -> bytes:
     """
     try:
         return json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
-    except UnicodeEncodeError:  # half of a surrogate pair, which UTF-8 cannot hold and JSON's escapes can
+    except UnicodeEncodeError:  # a lone surrogate: not valid in UTF-8, but in JSON escapes
         return json.dumps(value, allow_nan=False).encode()
 
 
 def decode(data: bytes) -> dict[str, Json]:
-    return json.loads(data)
+    """The JSON object.
+
+    Raises:
+        ValueError: the data is not a JSON object.
+    """
+    try:
+        value = json.loads(data)
+    except RecursionError:
+        raise ValueError("JSON is nested too deeply") from None
+    if not isinstance(value, dict):
+        raise ValueError(f"a JSON object is needed, got {brief(value)}")
+    return cast(dict[str, Json], value)
 
 
 def observation_to_json(observation: Observation) -> dict[str, Json]:
-    return {
-        "messages": [message.to_json() for message in observation.messages],
-        "tools": [dict(tool) for tool in observation.tools],
-        "state_key": observation.state_key,
-        "info": dict(observation.info),
-    }
+    _refuse_calls(observation)
+    return observation.to_json()
 
 
-def observation_from_json(data: Mapping[str, Json]) -> Observation:
-    return Observation(
-        messages=tuple(Message.from_json(message) for message in data["messages"]),
-        tools=tuple(data["tools"]),
-        state_key=data["state_key"],
-        info=data["info"],
-    )
+def observation_from_json(data: Any, *, name: str = "environment") -> Observation:
+    """The observation, checked like a local one."""
+    found = _fields(data, ("messages", "tools", "state_key", "info"), name=name)
+    return admit_observation(Observation(**found), name=name)
 
 
 def result_to_json(result: StepResult) -> dict[str, Json]:
+    _refuse_calls(result)
+    changed = {} if result.rewritten is None else {"rewritten": result.rewritten.to_json()}
     return {
+        **changed,
         "messages": [message.to_json() for message in result.messages],
         "reward": result.reward,
         "terminated": result.terminated,
@@ -54,14 +66,32 @@ def result_to_json(result: StepResult) -> dict[str, Json]:
     }
 
 
-def result_from_json(data: Mapping[str, Json]) -> StepResult:
-    return StepResult(
-        messages=tuple(Message.from_json(message) for message in data["messages"]),
-        reward=data["reward"],
-        terminated=data["terminated"],
-        truncated=data["truncated"],
-        action=data["action"],
-        reward_parts=data["reward_parts"],
-        state_key=data["state_key"],
-        info=data["info"],
+def result_from_json(data: Any, *, name: str = "environment") -> StepResult:
+    """The result of a step, checked like a local one."""
+    keys = ("messages", "reward", "terminated", "truncated", "action", "reward_parts", "state_key")
+    found = _fields(data, (*keys, "info"), name=name)
+    if "rewritten" in data:
+        found["rewritten"] = observation_from_json(data["rewritten"], name=name)
+    return admit_result(StepResult(**found), name=name)
+
+
+def task_from_json(data: Any, *, name: str = "environment") -> Task:
+    """The task, checked like a local one."""
+    return admit_task(
+        Task(**_fields(data, ("id", "seed", "payload", "split"), name=name)), name=name
     )
+
+
+def _refuse_calls(value: Observation | StepResult) -> None:
+    late = isinstance(value, StepResult) and (bool(value.earlier) or not value.trained)
+    if late or value.call is not None:
+        raise EnvError(
+            "an environment that decides how its next turn is played runs in the process of the "
+            "rollout; set rollout.isolation to auto, thread or inline"
+        )
+
+
+def _fields(data: Any, keys: Sequence[str], *, name: str) -> dict[str, Any]:
+    if not isinstance(data, Mapping) or any(key not in data for key in keys):
+        raise EnvError(f"{name}: an answer must have the keys {', '.join(keys)}, got {brief(data)}")
+    return {key: data[key] for key in keys}

@@ -4,21 +4,36 @@ import asyncio
 import itertools
 import logging
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from typing import TypeVar
 
 from turnwise.config.schema import RolloutConfig
-from turnwise.envs.base import Env, EnvBusyError, EnvError, EnvFactory, EnvTimeoutError, Hint, SharedEnv, hint_of
-from turnwise.procs.threads import DaemonThreads
+from turnwise.envs.base import (
+    Cut,
+    Env,
+    EnvBusyError,
+    EnvError,
+    EnvFactory,
+    EnvTimeoutError,
+    Hint,
+    WaitingEnv,
+    hint_of,
+    is_shared,
+)
+from turnwise.envs.gate import admit_observation, admit_result, ask, json_safe
+from turnwise.procs.threads import DaemonThreads, SideThread
 from turnwise.types import Json, Message, Observation, StepResult, Task
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
+NAME = "turnwise-env"
 FULL_PAUSE = 0.25
-"""Seconds between two tries to get a place in a shared environment that is full."""
+"""Seconds between two attempts to get a place in a shared environment that is full."""
 
 
 class LocalHandle:
-    """An environment in this process. `call` decides whether its methods run inline or in a thread."""
+    """An environment in this process. `call` decides whether its methods run inline or in a
+    thread."""
 
     def __init__(self, tag: str, pool: "LocalPool") -> None:
         self._tag = tag
@@ -30,14 +45,22 @@ class LocalHandle:
         def run() -> Observation:
             if self._env is None:
                 self._env = self._pool.take(self._tag)
-            return self._env.reset(task, noise_seed)
+            return admit_observation(self._env.reset(task, noise_seed), name=self._tag)
 
         limit = self._pool.config.reset_timeout
+        if self._tag in self._pool.waiting:
+            env = self._env = self._env or self._pool.take(self._tag)
+            assert isinstance(env, WaitingEnv)
+            job = env.submit_reset(task, noise_seed)
+            return admit_observation(await self._wait(job, "reset", limit), name=self._tag)
         waited = 0.0
         while True:
             try:
                 return await self._pool.call(run, limit, "reset")
-            except EnvBusyError as error:  # others play there, and an episode of ours may be one of them
+            except EnvBusyError as error:  # other episodes use it, some perhaps of this rollout
+                if self._env is not None:  # it would hold a connection while it waits
+                    self._pool.give_back(self._tag, self._env)
+                    self._env = None
                 if waited % 60.0 < FULL_PAUSE:
                     logger.info("%s; waiting for a place", error)
                 waited += FULL_PAUSE
@@ -46,26 +69,48 @@ class LocalHandle:
                 self._sound = False
                 raise
 
-    async def step(self, message: Message) -> StepResult:
+    async def step(self, message: Message, said: object = None) -> StepResult:
         env = self._live()
-        return await self._call(lambda: env.step(message), self._pool.config.step_timeout, "step")
+        if self._tag in self._pool.waiting:
+            assert isinstance(env, WaitingEnv)
+            job = env.submit_step(message, said)
+            return admit_result(await self._wait(job, "step"), name=self._tag)
+        return await self._call(
+            lambda: admit_result(env.step(message), name=self._tag),
+            self._pool.config.step_timeout,
+            "step",
+        )
 
-    async def finish(self) -> StepResult:
+    async def finish(self, why: Cut = "turns") -> StepResult:
         env = self._live()
-        return await self._call(env.finish, self._pool.config.step_timeout, "finish")
+        if self._tag in self._pool.waiting:
+            assert isinstance(env, WaitingEnv)
+            return admit_result(await self._wait(env.submit_finish(why), "finish"), name=self._tag)
+        return await self._call(
+            lambda: admit_result(env.finish(), name=self._tag),
+            self._pool.config.step_timeout,
+            "finish",
+        )
 
     async def hint(self, what: Hint, seed: int) -> Json:
         env = self._live()
-        return await self._call(lambda: hint_of(env, what, seed), self._pool.config.step_timeout, f"hint {what!r}")
+        return await self._call(
+            lambda: json_safe(hint_of(env, what, seed)),
+            self._pool.config.step_timeout,
+            f"hint {what!r}",
+        )
 
     @property
     def env(self) -> Env | None:
-        """The environment itself, once it was reset."""
+        """The environment, after its first reset."""
         return self._env
 
     async def close(self) -> None:
         env, self._env = self._env, None
-        if isinstance(env, SharedEnv):  # its session is wanted by others
+        if env is not None and self._tag in self._pool.waiting:
+            assert isinstance(env, WaitingEnv)
+            await self._wait(env.submit_end(), "close")
+        if env is not None and is_shared(env):  # other episodes need its session
             await self._pool.call(env.close, self._pool.config.step_timeout, "close")
         if env is not None and self._sound:
             self._pool.give_back(self._tag, env)
@@ -79,6 +124,18 @@ class LocalHandle:
             self._sound = False
             raise
 
+    async def _wait(self, job: Future[T], what: str, limit: float | None = None) -> T:
+        """What the job returns, waited for without a thread."""
+        limit = self._pool.config.step_timeout if limit is None else limit
+        try:
+            return await asyncio.wait_for(asyncio.wrap_future(job), limit)
+        except TimeoutError:
+            self._sound = False
+            raise EnvTimeoutError(f"{what} took longer than {limit:g} s") from None
+        except BaseException:
+            self._sound = False
+            raise
+
     def _live(self) -> Env:
         if self._env is None:
             raise EnvError("the environment was stepped before its reset")
@@ -86,61 +143,86 @@ class LocalHandle:
 
 
 class LocalPool:
-    """Environments in this process: inline (cheap ones), or in threads with a time limit.
+    """Environments in this process: inline (one call at a time), or several in threads.
 
-    A call that hangs inline cannot be stopped, and one that hangs in a thread leaves the thread behind until it
+    A call that takes longer than its limit is given up. It leaves its thread behind until it
     returns; worker processes can be killed.
+
+    Args:
+        trusted: the environments' steps are known to end, so that inline they need no thread.
+        waiting: tags of environments that wait for others, such as programs. Their calls need no
+            thread.
     """
 
-    def __init__(self, factories: Mapping[str, EnvFactory], config: RolloutConfig, *, threads: int = 0) -> None:
+    def __init__(
+        self,
+        factories: Mapping[str, EnvFactory],
+        config: RolloutConfig,
+        *,
+        threads: int = 0,
+        trusted: bool = False,
+        waiting: frozenset[str] = frozenset(),
+    ) -> None:
         self.config = config
+        self.waiting = waiting
         self.measured: dict[str, float] = {}
         self._factories = factories
-        self._threads = threads
-        self._executor = DaemonThreads(threads, "turnwise-env") if threads else None
+        self._executor = DaemonThreads(threads, NAME) if threads else None
+        self._beside = SideThread(NAME)
+        self._trusted = trusted
         self._idle: dict[str, list[Env]] = {}
         self._together = 0
 
     def open(self, tag: str) -> LocalHandle:
         return LocalHandle(tag, self)
 
+    @property
+    def places(self) -> None:
+        """No limit."""
+        return None
+
     def expect_together(self, count: int) -> None:
-        """Remembered for environments that are served elsewhere; here there is room for any number."""
+        """Keeps the number for the check of served environments; this pool itself has no limit."""
         self._together = count
 
     def facts(self) -> dict[str, Json]:
-        return {"isolation": "thread" if self._threads else "inline", "ms_per_call": self.measured}
+        kind = "inline" if self._executor is None else "thread"
+        return {"isolation": kind, "ms_per_call": self.measured}
 
     def take(self, tag: str) -> Env:
-        """An environment that nobody uses, or a new one."""
-        idle = self._idle.get(tag)
-        env = idle.pop() if idle else self._factories[tag]()
-        if isinstance(env, SharedEnv):
-            env.wait = 0.0  # the handle waits for a place itself, without holding a thread
+        """An idle environment, or a new one."""
+        try:
+            env = self._idle[tag].pop()
+        except (KeyError, IndexError):  # no check first: another thread may take it in between
+            env = self._factories[tag]()
+        if is_shared(env):
+            env.wait = 0.0  # the handle waits for a place itself, without blocking a thread
             if env.max_sessions < self._together:
                 raise EnvError(
-                    f"a rollout in lockstep holds its {self._together} environments at once, and {env.url} has "
+                    f"a rollout in lockstep holds its {self._together} environments at once, and "
+                    f"{env.url} has "
                     f"{env.max_sessions} sessions; raise its --max-sessions"
                 )
         return env
 
     def give_back(self, tag: str, env: Env) -> None:
-        """Keeps an environment whose episode went well for the next one. One that failed is never used again."""
+        """Keeps an environment for the next episode. A failed environment is never reused."""
         self._idle.setdefault(tag, []).append(env)
 
     async def call(self, function: Callable[[], T], limit: float, what: str) -> T:
+        """The function's result. Any exception becomes an EnvError."""
         if self._executor is None:
-            return function()
+            return self._call_inline(function, limit, what)
         loop = asyncio.get_running_loop()
         started = loop.create_future()
 
         def run() -> T:
             loop.call_soon_threadsafe(_set, started)
-            return function()
+            return ask(what, function)
 
         job = self._executor.submit(run)
         answer = asyncio.wrap_future(job)
-        await started  # the limit counts from when a thread is free
+        await started  # the limit counts from the start of the call
         await asyncio.wait((answer,), timeout=limit)
         if answer.done():
             return answer.result()
@@ -148,10 +230,27 @@ class LocalPool:
         answer.cancel()
         raise EnvTimeoutError(f"{what} took longer than {limit:g} s")
 
+    def _call_inline(self, function: Callable[[], T], limit: float, what: str) -> T:
+        if self._trusted and what != "reset":  # a reset may look for a map that does not exist
+            return ask(what, function)
+        try:
+            return self._beside.call(lambda: ask(what, function), limit)
+        except TimeoutError:
+            if self.config.isolation == "auto":
+                logger.warning(
+                    "%s took longer than %g s: environments run in threads now", what, limit
+                )
+                self._executor = DaemonThreads(self.config.num_workers, NAME)
+            raise EnvTimeoutError(f"{what} took longer than {limit:g} s") from None
+
     async def close(self) -> None:
         for env in itertools.chain.from_iterable(self._idle.values()):
-            env.close()
+            try:
+                ask("close", env.close)
+            except EnvError as error:  # close the others too
+                logger.warning("closing an environment failed: %s", error)
         self._idle = {}
+        self._beside.close()
         if self._executor is not None:
             self._executor.shutdown(wait=False, cancel_futures=True)
 

@@ -1,4 +1,5 @@
-"""Environments in worker processes: sticky by episode, killed when they hang, replaced when they die."""
+"""Environments in worker processes. An episode stays in one worker; a hung worker is killed, a dead
+one replaced."""
 
 import asyncio
 import contextlib
@@ -9,23 +10,25 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 
 from turnwise.config.schema import EnvConfig, RolloutConfig
-from turnwise.envs.base import EnvError, EnvTimeoutError, Hint
+from turnwise.envs.base import Cut, EnvError, EnvTimeoutError, Hint
+from turnwise.envs.gate import json_safe, words
 from turnwise.envs.wire import decode, encode, observation_from_json, result_from_json
-from turnwise.procs.channel import receive_frame, send_frame, start_beside
+from turnwise.procs.channel import receive_frame, send_frame, start_beside, stop
 from turnwise.types import Json, Message, Observation, StepResult, Task
 
 logger = logging.getLogger(__name__)
 ENVS_PER_WORKER = 64
-"""Environments that a worker holds at once where the config sets no number and episodes run on their own."""
+"""Environments per worker if the config sets no number and episodes run independently."""
 
 
 class WorkerLostError(EnvError):
-    """The worker process died, or was killed because another environment in it hung: not this episode's fault."""
+    """The worker process died, or was killed because another environment in it hung. The episode
+    may be retried."""
 
 
 @dataclass(slots=True)
 class WorkerCounts:
-    """What happened to the workers of a pool.
+    """Counts of the events of a pool's workers.
 
     Example:
         >>> WorkerCounts(started=3, restarted=1, hung=1).to_json()
@@ -34,11 +37,11 @@ class WorkerCounts:
 
     started: int = 0
     restarted: int = 0
-    """Of those started: in the place of one that was lost."""
+    """Started as a replacement for a lost worker."""
     hung: int = 0
-    """Killed, because an environment did not answer in time."""
+    """Killed because an environment did not answer in time."""
     died: int = 0
-    """Ended by themselves: crashed, or killed by someone else."""
+    """Ended without turnwise: crashed, or killed from outside."""
     waited: int = 0
     """Episodes that had to wait for a place in a worker."""
 
@@ -47,7 +50,7 @@ class WorkerCounts:
 
 
 class _Worker:
-    """One worker process. Requests are answered one at a time, in order."""
+    """One worker process. It answers requests one at a time, in order."""
 
     def __init__(self, memory_mb: int | None, counts: WorkerCounts) -> None:
         self._process, self._socket = start_beside("turnwise.isolation.worker", str(memory_mb or 0))
@@ -69,38 +72,46 @@ class _Worker:
             except TimeoutError:
                 self._counts.hung += 1
                 self.kill(f"its environment's {body['op']} took longer than {limit:g} s")
-                raise EnvTimeoutError(f"{body['op']} took longer than {limit:g} s; its worker was killed") from None
+                raise EnvTimeoutError(
+                    f"{body['op']} took longer than {limit:g} s; its worker was killed"
+                ) from None
             except asyncio.CancelledError:
                 self.kill("a request was cancelled")
                 raise
             if received is None:
                 self._counts.died += 1
                 self.kill("it died")
-                raise EnvError(f"the worker process died during {body['op']} (exit {self._process.returncode})")
-            result = decode(received)
-            if "error" in result:
-                raise EnvError(result["error"])
+                raise EnvError(
+                    f"the worker process died during {body['op']} (exit {self._process.returncode})"
+                )
+            try:
+                result = decode(received)
+            except ValueError as error:  # later answers would be out of order
+                self.kill("its answer was not JSON")
+                raise EnvError(f"the worker process's answer is not JSON: {error}") from error
+            if "ok" not in result:
+                raise EnvError(words(result.get("error")))
             return result["ok"]
 
     def _exchange(self, data: bytes) -> bytes | None:
         try:
             send_frame(self._socket, data)
-        except OSError:
+            return receive_frame(self._socket)
+        except (OSError, ValueError):  # a broken socket, or a frame over the limit
             return None
-        return receive_frame(self._socket)
 
     def kill(self, reason: str) -> None:
         if self.lost is None:
             self.lost = f"the worker process was lost: {reason}"
             logger.info("worker %d: %s", self._process.pid, reason)
-        self._process.kill()
-        self._process.wait()
+        stop(self._process)
         self._socket.close()
         self._reader.shutdown(wait=False, cancel_futures=True)
 
 
 class _ProcessHandle:
-    """An environment in a worker. Its place is taken at the first reset: an episode that waits loses none."""
+    """An environment in a worker. It takes its place at the first reset, so that a waiting episode
+    holds none."""
 
     def __init__(self, pool: "ProcessPool", handle_id: int, config: Mapping[str, Json]) -> None:
         self._pool = pool
@@ -112,27 +123,34 @@ class _ProcessHandle:
     async def reset(self, task: Task, noise_seed: int) -> Observation:
         limit = self._pool.config.reset_timeout
         if self._worker is None:
-            self._worker = await self._pool.take_place()
-            # A fresh worker imports packages first: a minute for that, whatever the environment's own limit.
-            await self._worker.request({"op": "open", "id": self._id, "config": self._config}, limit + 60.0)
+            worker = await self._pool.take_place()
+            if self._closed:
+                self._pool.free_place(worker)
+                raise EnvError("the environment was closed while it waited for a worker")
+            self._worker = worker
+            # A new worker imports packages first: it gets a minute for that, besides the
+            # environment's own limit.
+            await self._worker.request(
+                {"op": "open", "id": self._id, "config": self._config}, limit + 60.0
+            )
         body = {"op": "reset", "id": self._id, "task": task.to_json(), "noise_seed": noise_seed}
         return observation_from_json(await self._live().request(body, limit))
 
-    async def step(self, message: Message) -> StepResult:
+    async def step(self, message: Message, said: object = None) -> StepResult:
         body = {"op": "step", "id": self._id, "message": message.to_json()}
         return result_from_json(await self._live().request(body, self._pool.config.step_timeout))
 
-    async def finish(self) -> StepResult:
+    async def finish(self, why: Cut = "turns") -> StepResult:
         body = {"op": "finish", "id": self._id}
         return result_from_json(await self._live().request(body, self._pool.config.step_timeout))
 
     async def hint(self, what: Hint, seed: int) -> Json:
         body = {"op": "hint", "id": self._id, "what": what, "seed": seed}
-        return await self._live().request(body, self._pool.config.step_timeout)
+        return json_safe(await self._live().request(body, self._pool.config.step_timeout))
 
     @property
     def env(self) -> None:
-        """Nothing: the environment is in another process."""
+        """None: the environment is in another process."""
         return None
 
     async def close(self) -> None:
@@ -142,9 +160,11 @@ class _ProcessHandle:
         if self._worker is None:
             return
         try:
-            # An environment whose worker is gone is closed.
+            # The environment ended with its worker.
             with contextlib.suppress(WorkerLostError):
-                await self._worker.request({"op": "close", "id": self._id}, self._pool.config.step_timeout)
+                await self._worker.request(
+                    {"op": "close", "id": self._id}, self._pool.config.step_timeout
+                )
         finally:
             self._pool.free_place(self._worker)
 
@@ -155,10 +175,11 @@ class _ProcessHandle:
 
 
 class ProcessPool:
-    """Environments in worker processes: an episode stays in its worker, a hung one is killed with its worker, and a
-    worker that died is replaced. Episodes that only shared the worker raise WorkerLostError and start again.
+    """Environments in worker processes. An episode stays in its worker. A hung environment is
+    killed with its worker, and lost workers are replaced. Other episodes of that worker raise
+    WorkerLostError and are restarted.
 
-    A worker holds at most `rollout.worker_envs` environments; further episodes wait for a place, in their order.
+    A worker has at most `rollout.worker_envs` environments; further episodes wait in order.
     """
 
     def __init__(self, configs: Mapping[str, EnvConfig], config: RolloutConfig) -> None:
@@ -169,31 +190,44 @@ class ProcessPool:
         self._configs = {tag: env.model_dump(mode="json") for tag, env in configs.items()}
         self._workers: list[_Worker] = []
         self._waiting: list[asyncio.Future[_Worker]] = []
-        self._vacant = 0  # lost workers whose place is not filled yet
+        self._vacant = 0  # lost workers that are not replaced yet
         self._ids = itertools.count()
 
     def open(self, tag: str) -> _ProcessHandle:
         return _ProcessHandle(self, next(self._ids), self._configs[tag])
 
+    @property
+    def places(self) -> int | None:
+        return None if self._limit is None else self._limit * self.config.num_workers
+
     def expect_together(self, count: int) -> None:
-        """Makes room for `count` environments that are all open at once, as in lockstep, where none may wait.
+        """Makes room for `count` environments that are all open at once, as in lockstep rollouts.
 
         Raises:
-            ValueError: the config sets a smaller number.
+            ValueError: the config's limit is lower.
         """
-        if self.config.worker_envs is not None and count > self.config.worker_envs * self.config.num_workers:
+        if (
+            self.config.worker_envs is not None
+            and count > self.config.worker_envs * self.config.num_workers
+        ):
             raise ValueError(
-                f"a rollout in lockstep holds its {count} environments at once, and {self.config.num_workers} workers "
-                f"of {self.config.worker_envs} environments have no room for them; raise rollout.worker_envs or "
+                f"a rollout in lockstep holds its {count} environments at once, and "
+                f"{self.config.num_workers} workers "
+                f"of {self.config.worker_envs} environments have no room for them; raise "
+                "rollout.worker_envs or "
                 "rollout.num_workers"
             )
         self._limit = self.config.worker_envs
 
     def facts(self) -> dict[str, Json]:
-        return {"isolation": "process", "ms_per_call": self.measured, "workers": self.counts.to_json()}
+        return {
+            "isolation": "process",
+            "ms_per_call": self.measured,
+            "workers": self.counts.to_json(),
+        }
 
     async def take_place(self) -> _Worker:
-        """The worker with the fewest environments, once there is room in one. The place is taken."""
+        """The worker with the fewest environments, as soon as one has room. Takes the place."""
         worker = None if self._waiting else self._choose()
         if worker is not None:
             worker.num_open += 1
@@ -209,7 +243,7 @@ class ProcessPool:
             raise
 
     def free_place(self, worker: _Worker) -> None:
-        """Gives a place back, and free places to those who wait, in their order."""
+        """Frees a place, and gives free places to waiting episodes in order."""
         worker.num_open -= 1
         self._waiting = [place for place in self._waiting if not place.done()]
         while self._waiting and (free := self._choose()) is not None:

@@ -1,6 +1,7 @@
-"""The process in which environments run when they are slow or dangerous.
+"""The worker process, for environments that are slow or may crash.
 
-It answers one request at a time on a socket, in JSON, and ends when the socket closes. It imports no torch.
+It answers one JSON request at a time on a socket, and ends when the socket closes. It does not
+import torch.
 """
 
 import os
@@ -9,7 +10,8 @@ import socket
 import traceback
 
 from turnwise.config.schema import EnvConfig
-from turnwise.envs.base import Env, hint_of
+from turnwise.envs.base import Env, EnvError, hint_of
+from turnwise.envs.gate import admit_observation, admit_result, ask, json_safe, words
 from turnwise.envs.registry import make_env
 from turnwise.envs.wire import decode, encode, observation_to_json, result_to_json
 from turnwise.procs.channel import receive_frame, send_frame
@@ -17,43 +19,45 @@ from turnwise.types import Json, Message, Task
 
 
 def handle(envs: dict[int, Env], request: dict[str, Json]) -> dict[str, Json]:
-    """The answer to one request: {"ok": ...}, or {"error": text} where the environment failed."""
-    handle_id: int = request["id"]
+    """The answer to one request: {"ok": ...}, or {"error": text} if the environment failed."""
     try:
-        match request["op"]:
-            case "open":
-                envs[handle_id] = make_env(EnvConfig.model_validate(request["config"]))
-                return {"ok": None}
-            case "reset":
-                observation = envs[handle_id].reset(Task.from_json(request["task"]), request["noise_seed"])
-                return {"ok": observation_to_json(observation)}
-            case "step":
-                return {"ok": result_to_json(envs[handle_id].step(Message.from_json(request["message"])))}
-            case "finish":
-                return {"ok": result_to_json(envs[handle_id].finish())}
-            case "hint":
-                return {"ok": hint_of(envs[handle_id], request["what"], request["seed"])}
-            case "close":
-                env = envs.pop(handle_id, None)
-                if env is not None:
-                    env.close()
-                return {"ok": None}
-            case other:
-                return {"error": f"unknown request {other!r}"}
-    except Exception as error:  # the episode's boundary: a failure becomes a Status in the parent
-        last = traceback.extract_tb(error.__traceback__)[-1]
-        return {"error": f"{type(error).__name__}: {error} ({os.path.basename(last.filename)}:{last.lineno})"}
+        return {"ok": ask(request["op"], lambda: _play(envs, request))}
+    except EnvError as error:  # the episode's boundary: a failure becomes a Status in the parent
+        cause = error.__cause__ or error
+        last = traceback.extract_tb(cause.__traceback__)[-1]
+        return {"error": f"{words(error)} ({os.path.basename(last.filename)}:{last.lineno})"}
+
+
+def _play(envs: dict[int, Env], request: dict[str, Json]) -> Json:
+    handle_id: int = request["id"]
+    name = f"environment {handle_id}"
+    match request["op"]:
+        case "open":
+            envs[handle_id] = make_env(EnvConfig.model_validate(request["config"]))
+        case "reset":
+            task = Task.from_json(request["task"])
+            observation = envs[handle_id].reset(task, request["noise_seed"])
+            return observation_to_json(admit_observation(observation, name=name))
+        case "step":
+            result = envs[handle_id].step(Message.from_json(request["message"]))
+            return result_to_json(admit_result(result, name=name))
+        case "finish":
+            return result_to_json(admit_result(envs[handle_id].finish(), name=name))
+        case "hint":
+            return json_safe(hint_of(envs[handle_id], request["what"], request["seed"]))
+        case "close":
+            env = envs.pop(handle_id, None)
+            if env is not None:
+                env.close()
+        case other:
+            raise EnvError(f"unknown request {other!r}")
+    return None
 
 
 def serve(sock: socket.socket) -> None:
     envs: dict[int, Env] = {}
     while (data := receive_frame(sock)) is not None:
-        answer = handle(envs, decode(data))
-        try:
-            frame = encode(answer)
-        except ValueError as error:
-            frame = encode({"error": f"the environment returned something that is not JSON: {error}"})
-        send_frame(sock, frame)
+        send_frame(sock, encode(handle(envs, decode(data))))
 
 
 def main(arguments: list[str]) -> None:

@@ -1,4 +1,4 @@
-"""A process of our own beside this one, and frames of bytes over the socket between them."""
+"""Child processes, and frames of bytes over the socket to them."""
 
 import os
 import socket
@@ -8,24 +8,42 @@ import sys
 
 _HEADER = struct.Struct("!I")
 MAX_FRAME = 256 * 1024 * 1024
+STOP_SECONDS = 20.0
 
 
 def start_beside(module: str, *arguments: str) -> tuple["subprocess.Popen[bytes]", socket.socket]:
-    """(a process that runs MODULE.main([FD, *ARGUMENTS]), our end of a socket whose other end is its descriptor FD).
+    """(a process that runs MODULE.main([FD, *ARGUMENTS]), our end of a socket whose other end is
+    its descriptor FD).
 
-    It ends with this process (procs/child.py). Its environments neither see our standard input nor write into our
-    standard output, and it has one thread's share of the cores.
+    It ends with this process, and its own children end with it (procs/child.py). It has no access
+    to our standard input and output, and its libraries use one thread.
     """
     ours, theirs = socket.socketpair()
     process = subprocess.Popen(
-        [sys.executable, "-m", "turnwise.procs.child", str(os.getpid()), module, str(theirs.fileno()), *arguments],
+        child_command(module, str(theirs.fileno()), *arguments),
         pass_fds=[theirs.fileno()],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
+        process_group=0,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )
     theirs.close()
     return process, ours
+
+
+def child_command(module: str, *arguments: str) -> list[str]:
+    """The command of a process that runs MODULE.main(ARGUMENTS) and ends with this one."""
+    return [sys.executable, "-m", "turnwise.procs.child", str(os.getpid()), module, *arguments]
+
+
+def stop(process: "subprocess.Popen[bytes]") -> None:
+    """Ends a process of `child_command` and all its children."""
+    process.terminate()
+    try:
+        process.wait(STOP_SECONDS)
+    except subprocess.TimeoutExpired:  # its guard is suspended, or may not kill its children
+        process.kill()
+        process.wait()
 
 
 def send_frame(sock: socket.socket, data: bytes) -> None:
@@ -33,7 +51,7 @@ def send_frame(sock: socket.socket, data: bytes) -> None:
 
 
 def receive_frame(sock: socket.socket) -> bytes | None:
-    """One frame, or None when the other side is gone."""
+    """One frame, or None if the other side has closed."""
     header = _receive_exactly(sock, _HEADER.size)
     if header is None:
         return None

@@ -1,7 +1,9 @@
-"""An environment on another machine: the client of `turnwise serve-env`. JSON over HTTP, standard library only."""
+# pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false
+# pyright: reportUnknownVariableType=false
+"""An environment on another machine: the client of `turnwise serve-env`. JSON over HTTP, standard
+library only."""
 
 import http.client
-import json
 import logging
 import os
 import socket
@@ -14,34 +16,48 @@ from typing import cast
 from urllib.parse import urlsplit
 
 from turnwise.envs.base import EnvBusyError, EnvError, EnvTimeoutError
-from turnwise.envs.wire import decode, encode, observation_from_json, result_from_json
+from turnwise.envs.gate import brief, read_reward, read_text, words
+from turnwise.envs.wire import (
+    decode,
+    encode,
+    observation_from_json,
+    result_from_json,
+    task_from_json,
+)
 from turnwise.types import Json, Message, Observation, StepResult, Task
 
 logger = logging.getLogger(__name__)
 TOKEN_VARIABLE = "TURNWISE_TOKEN"
 VERSION = "v1"
+MAX_ANSWER = 128 << 20
+"""Maximum bytes of an answer. The gate allows environments less text than this."""
 PAUSES = (0.05, 0.2, 0.5, 1.0, 2.0)
-"""Seconds between tries of a request that did not come through."""
+"""Seconds between attempts of a request whose connection failed."""
 
 
 class RemoteEnv:
-    """An environment that `turnwise serve-env` serves, behind the protocol that rollouts speak.
+    """An environment served by `turnwise serve-env`, with the interface of a local one.
 
-    Every call has a number and the server keeps its last answer, so a call that is repeated after a broken connection
-    is played once. A session lives while heartbeats come, which one thread sends for all environments of the process;
-    it ends with `close`, and by itself soon after the process or the object is gone.
+    Every call has a number and the server keeps its last answer, so a call that is repeated after a
+    broken connection is executed once. One thread per process sends heartbeats for all sessions. A
+    session ends with `close`, or when its heartbeats stop because the process or the object is
+    gone.
 
     Args:
-        url: where the server is, such as http://10.0.0.7:8765.
+        url: the server's address, such as http://10.0.0.7:8765.
         timeout: seconds for one request; longer than the server's own limits for a reset or a step.
-        wait: seconds to wait for a place where the server has no session left.
-        token: what the server was started with. None: the environment variable TURNWISE_TOKEN.
+        wait: seconds to wait for a session if the server is full.
+        token: the server's token. None: the environment variable TURNWISE_TOKEN.
     """
 
-    def __init__(self, url: str, *, timeout: float = 120.0, wait: float = 60.0, token: str | None = None) -> None:
+    def __init__(
+        self, url: str, *, timeout: float = 120.0, wait: float = 60.0, token: str | None = None
+    ) -> None:
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ValueError(f"a remote environment has a url such as http://host:8765, got {url!r}")
+            raise ValueError(
+                f"a remote environment has a url such as http://host:8765, got {url!r}"
+            )
         self.url = url.rstrip("/")
         self._timeout, self.wait = timeout, wait
         self._token = os.environ.get(TOKEN_VARIABLE) if token is None else token
@@ -52,27 +68,32 @@ class RemoteEnv:
         self._beaten = 0.0
         self.idle_timeout = 0.0
         spec = self._request("GET", "spec")
-        self.name = str(spec["name"])
-        self.max_sessions = int(spec["max_sessions"])
-        self._max_turns = cast(int | None, spec["max_turns"])
+        self.name = read_text(spec.get("name"), what=f"{self.url}: the environment's name")
+        self.max_sessions = _count(spec.get("max_sessions"), what=f"{self.url}: max_sessions")
+        turns = spec.get("max_turns")
+        self._max_turns = None if turns is None else _count(turns, what=f"{self.url}: max_turns")
 
     @property
     def max_turns(self) -> int | None:
         return self._max_turns
 
     def make_task(self, seed: int, split: str) -> Task:
-        return Task.from_json(self._request("POST", "task", {"seed": seed, "split": split}))
+        answer = self._request("POST", "task", {"seed": seed, "split": split})
+        return task_from_json(answer, name=self.name)
 
     def reset(self, task: Task, noise_seed: int = 0) -> Observation:
         if self._session is None:
             self._open()
-        return observation_from_json(self._call("reset", {"task": task.to_json(), "noise_seed": noise_seed}))
+        return observation_from_json(
+            self._call("reset", {"task": task.to_json(), "noise_seed": noise_seed}), name=self.name
+        )
 
     def step(self, message: Message) -> StepResult:
-        return result_from_json(self._call("step", {"message": message.to_json()}))
+        answer = self._call("step", {"message": message.to_json()})
+        return result_from_json(answer, name=self.name)
 
     def finish(self) -> StepResult:
-        return result_from_json(self._call("finish", {}))
+        return result_from_json(self._call("finish", {}), name=self.name)
 
     def close(self) -> None:
         self._give_up()
@@ -80,9 +101,9 @@ class RemoteEnv:
             self._drop_connection()
 
     def beat(self) -> bool:
-        """Tells the server that the session is still wanted, where that is due. False where it could not be reached.
+        """Sends a heartbeat if one is due. False if the server could not be reached.
 
-        Has a connection of its own, so that a call under way neither waits nor is waited for.
+        Uses its own connection, so that a running call and the heartbeat do not block each other.
         """
         session = self._session
         if session is None or time.monotonic() - self._beaten < self.idle_timeout / 4:
@@ -94,7 +115,7 @@ class RemoteEnv:
         except (OSError, http.client.HTTPException) as error:
             logger.debug("heartbeat to %s: %s", self.url, error)
             return False
-        except EnvError as error:  # the session is gone, which the next call will tell
+        except EnvError as error:  # the session is gone; the next call will raise
             logger.debug("heartbeat to %s: %s", self.url, error)
         finally:
             connection.close()
@@ -104,7 +125,9 @@ class RemoteEnv:
         session = uuid.uuid4().hex
         opened = self._request("POST", f"sessions/{session}/open", {}, wait=self.wait)
         self._session, self._calls = session, 0
-        self.idle_timeout = float(opened["idle_timeout"])
+        self.idle_timeout = read_reward(
+            opened.get("idle_timeout"), name=self.url, what="the idle_timeout"
+        )
         self._beaten = time.monotonic()
         _hearts.add(self)
 
@@ -122,15 +145,23 @@ class RemoteEnv:
             raise EnvError(f"{self.name}: {what} needs a running episode; call reset first")
         self._calls += 1
         try:
-            return self._request("POST", f"sessions/{self._session}/{what}", {**body, "call": self._calls})
+            return self._request(
+                "POST", f"sessions/{self._session}/{what}", {**body, "call": self._calls}
+            )
         except (SessionGoneError, ServerLostError, EnvTimeoutError):
-            self._give_up()  # the next reset opens another
+            self._give_up()  # the next reset opens a new session
             raise
 
     def _request(
-        self, method: str, path: str, body: Mapping[str, Json] | None = None, *, tries: int = 0, wait: float = 0.0
+        self,
+        method: str,
+        path: str,
+        body: Mapping[str, Json] | None = None,
+        *,
+        tries: int = 0,
+        wait: float = 0.0,
     ) -> dict[str, Json]:
-        """The server's answer. Broken connections are tried again, a full server for `wait` seconds."""
+        """The server's answer. Retries broken connections, and a full server for `wait` seconds."""
         deadline = time.monotonic() + wait
         tries = tries or len(PAUSES) + 1
         with self._lock:
@@ -149,40 +180,57 @@ class RemoteEnv:
                     time.sleep(min(0.5, max(deadline - time.monotonic(), 0.01)))
                 except TimeoutError:
                     self._drop_connection()
-                    raise EnvTimeoutError(f"{self.url}/{path}: no answer within {self._timeout:g} s") from None
+                    raise EnvTimeoutError(
+                        f"{self.url}/{path}: no answer within {self._timeout:g} s"
+                    ) from None
                 except (OSError, http.client.HTTPException) as error:
                     self._drop_connection()
                     if attempt >= tries:
                         raise ServerLostError(
-                            f"no answer from {self.url} after {attempt} tries ({type(error).__name__}: {error}); is "
+                            f"no answer from {self.url} after {attempt} tries "
+                            f"({type(error).__name__}: {error}); is "
                             "`turnwise serve-env` running there?"
                         ) from error
                     time.sleep(PAUSES[min(attempt, len(PAUSES)) - 1])
 
     def _exchange(
-        self, connection: http.client.HTTPConnection, method: str, path: str, body: Mapping[str, Json] | None
+        self,
+        connection: http.client.HTTPConnection,
+        method: str,
+        path: str,
+        body: Mapping[str, Json] | None,
     ) -> dict[str, Json]:
         headers = {"Content-Type": "application/json"}
         if self._token:
             headers["Authorization"] = f"Bearer {self._token}"
         prefix = urlsplit(self.url).path
-        connection.request(method, f"{prefix}/{VERSION}/{path}", None if body is None else encode(body), headers)
+        connection.request(
+            method, f"{prefix}/{VERSION}/{path}", None if body is None else encode(body), headers
+        )
         response = connection.getresponse()
-        data = response.read()
+        data = response.read(MAX_ANSWER + 1)
+        if len(data) > MAX_ANSWER:
+            connection.close()  # the unread rest would be read as the next answer
+            raise EnvError(f"{self.url} answered with more than {MAX_ANSWER} bytes")
         try:
             answer = decode(data)
         except ValueError:
-            raise EnvError(f"{self.url} answered {response.status} with no JSON; is it `turnwise serve-env`?") from None
+            raise EnvError(
+                f"{self.url} answered {response.status} without a JSON object; is it "
+                "`turnwise serve-env`?"
+            ) from None
         if response.status == 200:
             return answer
         raise _error(response.status, answer, self.url)
 
     def _connect(self, *, timeout: float) -> http.client.HTTPConnection:
         parts = urlsplit(self.url)
-        kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
+        kind = (
+            http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
+        )
         connection = kind(parts.hostname or "", parts.port, timeout=timeout)
         connection.connect()
-        # A request is two small writes, and waiting to join them costs 40 ms.
+        # A request is two small writes; Nagle's algorithm would delay the second by 40 ms.
         connection.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return connection
 
@@ -193,7 +241,8 @@ class RemoteEnv:
 
 
 class SessionGoneError(EnvError):
-    """The server ended the session: no sign of life came for too long, or the server was started anew."""
+    """The server ended the session: heartbeats stopped for too long, or the server was
+    restarted."""
 
 
 class ServerLostError(EnvError):
@@ -201,18 +250,28 @@ class ServerLostError(EnvError):
 
 
 class ServerFullError(EnvBusyError):
-    """The server holds as many sessions as it may."""
+    """The server has its maximum number of sessions."""
 
 
 def _error(status: int, answer: Mapping[str, Json], url: str) -> EnvError:
-    problem = cast(Mapping[str, Json], answer.get("error") or {})
-    kind, message = problem.get("kind"), str(problem.get("message") or json.dumps(dict(answer)))
+    given = answer.get("error")
+    problem = cast(Mapping[str, Json], given) if isinstance(given, dict) else {}
+    kind, message = problem.get("kind"), words(problem.get("message") or brief(answer))
     kinds = {"env_timeout": EnvTimeoutError, "gone": SessionGoneError, "full": ServerFullError}
-    return kinds.get(str(kind), EnvError)(message if kind == "env_error" else f"{url}: {message} (status {status})")
+    return kinds.get(str(kind), EnvError)(
+        message if kind == "env_error" else f"{url}: {message} (status {status})"
+    )
+
+
+def _count(value: Json, *, what: str) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise EnvError(f"{what} must be an integer of at least 1, got {brief(value)}")
+    return value
 
 
 class _Hearts:
-    """One thread that sends the heartbeats of all open sessions of this process. It holds none of them alive."""
+    """One thread that sends the heartbeats of all open sessions of this process. It keeps only weak
+    references to them."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -221,7 +280,9 @@ class _Hearts:
 
     def add(self, env: RemoteEnv) -> None:
         with self._lock:
-            if self._pid != os.getpid():  # the first, or the first after a fork, which has no thread
+            if (
+                self._pid != os.getpid()
+            ):  # first use, or first after a fork, where the thread is missing
                 self._pid = os.getpid()
                 self._open.clear()
                 threading.Thread(target=self._run, name="turnwise-heartbeat", daemon=True).start()
@@ -236,7 +297,7 @@ class _Hearts:
             time.sleep(self._beat_all())
 
     def _beat_all(self) -> float:
-        """Beats for every environment; returns the seconds until the next round."""
+        """Sends the heartbeats that are due; returns the seconds until the next round."""
         with self._lock:
             envs = list(self._open)
         unreachable: set[str] = set()

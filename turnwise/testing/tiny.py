@@ -1,7 +1,10 @@
+# pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false
+# pyright: reportUnknownVariableType=false
 """Tokenizers and models small enough for a test, built locally: nothing is downloaded.
 
-The tokenizer works on bytes, so that every text has ids and every id sequence has a text. The models are real
-transformers models with random weights, which is all that equality and determinism need.
+The tokenizer works on bytes, so that every text has ids and every id sequence has a text. The
+models are real transformers models with random weights, which is all that equality and determinism
+need.
 """
 
 from typing import TYPE_CHECKING, Any, Literal
@@ -16,7 +19,10 @@ SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 """Padding, start of a message, end of a message (which is the end-of-sequence token)."""
 
 _TOOLS = "{% if tools %}<|im_start|>system\n# Tools\n{{ tools | tojson }}<|im_end|>\n{% endif %}"
-_CALLS = "{% for call in message.tool_calls or [] %}<tool_call>{{ call.function | tojson }}</tool_call>{% endfor %}"
+_CALLS = (
+    "{% for call in message.tool_calls or [] %}<tool_call>{{ call.function | tojson }}</tool_call>"
+    "{% endfor %}"
+)
 _GENERATION = "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 
 CHATML_TEMPLATE = (
@@ -26,13 +32,14 @@ CHATML_TEMPLATE = (
     + "<|im_end|>\n{% endfor %}"
     + _GENERATION
 )
-"""Only ever appends: the rendering of a longer conversation starts with the rendering of a shorter one."""
+"""Only ever appends: the rendering of a longer conversation starts with the rendering of a shorter
+one."""
 
 REWRITING_TEMPLATE = (
     _TOOLS
     + "{% set last = namespace(user=-1) %}"
-    + "{% for message in messages %}{% if message.role == 'user' %}{% set last.user = loop.index0 %}{% endif %}"
-    + "{% endfor %}"
+    + "{% for message in messages %}{% if message.role == 'user' %}"
+    + "{% set last.user = loop.index0 %}{% endif %}{% endfor %}"
     + "{% for message in messages %}"
     + "{% set content = message.content %}"
     + "{% if message.role == 'assistant' and '</think>' in content and loop.index0 < last.user %}"
@@ -49,8 +56,8 @@ REWRITING_TEMPLATE = (
 def tiny_tokenizer(chat_template: TemplateKind | str = "chatml") -> "PreTrainedTokenizerFast":
     """A fast byte-level tokenizer of 259 tokens: 256 bytes and SPECIAL_TOKENS.
 
-    `chat_template` is "chatml" (append-only), "rewriting" (drops earlier thinking, like Qwen3), "none" (a base
-    model's tokenizer without a template), or a Jinja template of one's own.
+    `chat_template` is "chatml" (append-only), "rewriting" (drops earlier thinking, like Qwen3),
+    "none" (a base model's tokenizer without a template), or a Jinja template of one's own.
 
     Example:
         >>> tokenizer = tiny_tokenizer()
@@ -63,7 +70,9 @@ def tiny_tokenizer(chat_template: TemplateKind | str = "chatml") -> "PreTrainedT
     from transformers import PreTrainedTokenizerFast
 
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    core = Tokenizer(models.BPE(vocab={symbol: index for index, symbol in enumerate(alphabet)}, merges=[]))
+    core = Tokenizer(
+        models.BPE(vocab={symbol: index for index, symbol in enumerate(alphabet)}, merges=[])
+    )
     core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     core.decoder = decoders.ByteLevel()
     core.add_special_tokens([AddedToken(token, normalized=False) for token in SPECIAL_TOKENS])
@@ -93,8 +102,9 @@ def tiny_model(
 ) -> "PreTrainedModel":
     """A causal model with seeded random weights in float32, in eval mode, on the CPU.
 
-    The weights are wide (standard deviation 0.2), so that greedy choices and log-probs differ from token to token.
-    `overrides` go into the model's config. The global generator of torch is left as it was.
+    The weights are wide (standard deviation 0.2), so that greedy choices and log-probs differ from
+    token to token. `overrides` go into the model's config. The global generator of torch is left as
+    it was.
 
     Example:
         >>> model = tiny_model("qwen3")

@@ -1,4 +1,5 @@
-"""Countdown: reach a target with arithmetic that uses every given number exactly once. Instances are generated."""
+"""Countdown: reach a target with arithmetic that uses every given number exactly once. Instances
+are generated."""
 
 import hashlib
 from dataclasses import dataclass
@@ -27,7 +28,8 @@ class Puzzle:
 
 
 class Countdown(BaseEnv):
-    """One expression per try: `right` if it hits the target, `almost` if it only uses the numbers, 0 otherwise.
+    """One expression per try: `right` if it hits the target, `almost` if it only uses the numbers,
+    0 otherwise.
 
     Example:
         >>> env = Countdown()
@@ -49,22 +51,26 @@ class Countdown(BaseEnv):
         almost: float = 0.1,
         tries: int = 1,
     ) -> None:
-        """`operators` are those that the instances are built from; an answer may use all four. With `tries` > 1 a
-        wrong expression is answered with its value and may be followed by another."""
+        """`operators` are those that the instances are built from; an answer may use all four. With
+        `tries` > 1 a wrong expression is answered with its value and may be followed by another."""
         if not 2 <= min_numbers <= max_numbers <= 8:
-            raise ValueError(f"2 <= min_numbers <= max_numbers <= 8, got {min_numbers} and {max_numbers}")
+            raise ValueError(
+                f"2 <= min_numbers <= max_numbers <= 8, got {min_numbers} and {max_numbers}"
+            )
         if not operators or set(operators) - set("+-*/"):
             raise ValueError(f"operators are some of + - * /, got {operators!r}")
         if max_number < 2 or max_target < 2 or tries < 1:
             raise ValueError(
-                f"max_number and max_target are at least 2 and tries 1, got {max_number}, {max_target}, {tries}"
+                f"max_number and max_target are at least 2 and tries 1, got {max_number}, "
+                f"{max_target}, {tries}"
             )
         self.min_numbers, self.max_numbers = min_numbers, max_numbers
         self.max_number, self.max_target = max_number, max_target
         self.operators, self.right, self.almost, self.tries = operators, right, almost, tries
         self.max_turns = tries
         self.instruction = (
-            "Write an arithmetic expression that equals the target. Use every given number exactly once, "
+            "Write an arithmetic expression that equals the target. Use every given number exactly "
+            "once, "
             "with + - * / and brackets, for example (1 + 2) * 3."
         )
         self.puzzle = Puzzle(numbers=(), target=0, solution="")
@@ -86,16 +92,20 @@ class Countdown(BaseEnv):
 
     @staticmethod
     def judge(text: str, numbers: tuple[int, ...], target: int) -> str:
-        """ "right", "wrong value", "wrong numbers" or "unreadable". What follows an equals sign does not count."""
+        """ "right", "wrong value", "wrong numbers" or "unreadable". The expression stands before
+        the first equals sign; what follows one must have its value, if anything follows."""
         if len(text) > 1000:
             return "unreadable"
+        first, *claims = text.split("=")
         try:
-            value = evaluate(text.partition("=")[0])
+            value = evaluate(first)
+            claims = [claim.strip(" .\n") for claim in claims]
+            claimed = [evaluate(claim).result for claim in claims if claim]
         except ArithmeticSyntaxError:
             return "unreadable"
         if sorted(value.numbers) != sorted(numbers):
             return "wrong numbers"
-        return "right" if value.result == target else "wrong value"
+        return "right" if {value.result, *claimed} == {target} else "wrong value"
 
     def random_action(self, rng: Random) -> str:
         """An expression that uses every number once, most likely of another value."""
@@ -117,14 +127,20 @@ class Countdown(BaseEnv):
             if _is_val(tuple(numbers), int(value)) == (split != "train"):
                 return Puzzle(numbers=tuple(numbers), target=int(value), solution=solution)
         raise EnvError(
-            f"countdown: no puzzle for split {split!r} with numbers up to {self.max_number} and targets up to "
+            f"countdown: no puzzle for split {split!r} with numbers up to {self.max_number} and "
+            "targets up to "
             f"{self.max_target}; allow larger ones"
         )
 
 
-def _random_expression(numbers: list[int], rng: Random, operators: str) -> tuple[str, Fraction | None]:
-    """(expression, value): the numbers joined two at a time in random order. None: a division by zero."""
-    terms: list[tuple[str, Fraction | None]] = [(str(number), Fraction(number)) for number in numbers]
+def _random_expression(
+    numbers: list[int], rng: Random, operators: str
+) -> tuple[str, Fraction | None]:
+    """(expression, value): the numbers joined two at a time in random order. None: a division by
+    zero."""
+    terms: list[tuple[str, Fraction | None]] = [
+        (str(number), Fraction(number)) for number in numbers
+    ]
     while len(terms) > 1:
         left_text, left = terms.pop(rng.randrange(len(terms)))
         right_text, right = terms.pop(rng.randrange(len(terms)))
@@ -134,13 +150,20 @@ def _random_expression(numbers: list[int], rng: Random, operators: str) -> tuple
             if operator == "/":
                 value = left / right if right else None
             else:
-                value = left + right if operator == "+" else left - right if operator == "-" else left * right
+                value = (
+                    left + right
+                    if operator == "+"
+                    else left - right
+                    if operator == "-"
+                    else left * right
+                )
         terms.append((f"({left_text} {operator} {right_text})", value))
     text, value = terms[0]
     return (text[1:-1] if len(numbers) > 1 else text), value
 
 
 def _is_val(numbers: tuple[int, ...], target: int) -> bool:
-    """True for a fifth of all puzzles, decided by what the puzzle is, whatever its order or seed."""
+    """True for a fifth of all puzzles, decided by what the puzzle is, whatever its order or
+    seed."""
     key = f"{sorted(numbers)} {target}".encode()
     return hashlib.blake2b(key, digest_size=4).digest()[0] % 5 == 0

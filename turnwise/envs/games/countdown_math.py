@@ -1,4 +1,5 @@
-"""Exact arithmetic on text that a model wrote. Parsed, never evaluated as code; every input is answered quickly."""
+"""Exact arithmetic on text that a model wrote. Parsed, never evaluated as code; every input is
+answered quickly."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -8,7 +9,9 @@ MAX_CHARS = 200
 MAX_DIGITS = 9
 MAX_NUMBERS = 16
 MAX_DEPTH = 40
-_SIGNS = str.maketrans({"\u00d7": "*", "\u00b7": "*", "\u00f7": "/", "\u2212": "-", "[": "(", "]": ")"})
+_SIGNS = str.maketrans(
+    {"\u00d7": "*", "\u00b7": "*", "\u00f7": "/", "\u2212": "-", "[": "(", "]": ")"}
+)
 
 
 class ArithmeticSyntaxError(ValueError):
@@ -32,20 +35,27 @@ class Value:
 def evaluate(text: str) -> Value:
     """The value of an expression over whole numbers with + - * / and brackets.
 
-    Signs, powers, names and calls are not part of it. There are at most 16 numbers of at most 9 digits, and the text
-    has at most 200 characters, so that no result is large.
+    A minus may lead it, or a bracket. Other signs, powers, names and calls are not part of it.
+    There are at most 16 numbers of at most 9 digits, and the text has at most 200 characters, so
+    that no result is large.
 
     Example:
+        >>> evaluate("-3 + (-5 + 10)").result
+        Fraction(2, 1)
         >>> evaluate("9**9**9")
         Traceback (most recent call last):
         turnwise.envs.games.countdown_math.ArithmeticSyntaxError: expected a number or a bracket, got '*'
-    """
+    """  # noqa: E501
     if len(text) > MAX_CHARS:
-        raise ArithmeticSyntaxError(f"an expression has at most {MAX_CHARS} characters, got {len(text)}")
+        raise ArithmeticSyntaxError(
+            f"an expression has at most {MAX_CHARS} characters, got {len(text)}"
+        )
     tokens = list(_tokens(text.translate(_SIGNS)))
     numbers = tuple(int(token) for token in tokens if token.isdigit())
     if len(numbers) > MAX_NUMBERS:
-        raise ArithmeticSyntaxError(f"an expression has at most {MAX_NUMBERS} numbers, got {len(numbers)}")
+        raise ArithmeticSyntaxError(
+            f"an expression has at most {MAX_NUMBERS} numbers, got {len(numbers)}"
+        )
     parser = _Parser(tokens)
     result = parser.sum(depth=0)
     if parser.peek() != "":
@@ -62,7 +72,9 @@ def _tokens(text: str) -> Iterator[str]:
             while end < len(text) and text[end] in "0123456789":
                 end += 1
             if end - start > MAX_DIGITS:
-                raise ArithmeticSyntaxError(f"a number has at most {MAX_DIGITS} digits, got {end - start}")
+                raise ArithmeticSyntaxError(
+                    f"a number has at most {MAX_DIGITS} digits, got {end - start}"
+                )
             yield text[start:end]
         elif char in "+-*/()":
             yield char
@@ -87,7 +99,12 @@ class _Parser:
         return token
 
     def sum(self, *, depth: int) -> Fraction | None:
+        negative = self.peek() == "-"
+        if negative:
+            self.take()
         left = self._product(depth=depth)
+        if negative and left is not None:
+            left = -left
         while self.peek() in ("+", "-"):
             operator, right = self.take(), self._product(depth=depth)
             if left is not None and right is not None:

@@ -1,7 +1,9 @@
-"""FrozenLake: cross a frozen grid to the goal. Maps are gymnasium's; text, noise and splits are ours."""
+"""FrozenLake: cross a frozen grid to the goal. Maps are gymnasium's; text, noise and splits are
+ours."""
 
 import hashlib
 from collections import deque
+from collections.abc import Mapping
 from functools import lru_cache
 from random import Random
 from typing import Any, Literal
@@ -11,18 +13,21 @@ from turnwise.envs.validate import refuse_keywords
 from turnwise.seeding import derive_seed
 
 _MOVES = {"left": (0, -1), "down": (1, 0), "right": (0, 1), "up": (-1, 0)}
-_AROUND = ("left", "down", "right", "up")  # neighbours in this ring are the directions that a slip may take
+_AROUND = ("left", "down", "right", "up")
+"""Neighbours in this ring are the directions that a slip may take."""
 _SHOWN = str.maketrans("SFH", "__O")
 _ME = {"_": "P", "O": "X", "G": "V"}
 Cell = tuple[int, int]
 
 
 class FrozenLake(BaseEnv):
-    """The goal pays 1 and ends the episode, a hole ends it with nothing, and `max_steps` truncate it.
+    """The goal pays 1 and ends the episode, a hole ends it with nothing, and `max_steps` truncate
+    it.
 
-    The seed decides map and start. On slippery ice a move goes as meant with probability `success_rate`, else to
-    either side of it; where it slips is drawn from `noise_seed`, so that members of a group have their own luck.
-    Maps of "train" and "val" differ: the map itself decides where it belongs.
+    The seed decides map and start. On slippery ice a move goes as meant with probability
+    `success_rate`, else to either side of it; where it slips is drawn from `noise_seed`, so that
+    members of a group have their own luck. Maps of "train" and "val" differ: the map itself decides
+    where it belongs.
 
     Example:
         >>> env = FrozenLake(size=3)
@@ -49,13 +54,17 @@ class FrozenLake(BaseEnv):
         observation: Literal["grid", "coordinates", "both"] = "grid",
         max_steps: int = 100,
     ) -> None:
-        """`p` is the chance that a cell is frozen. `success_rate` defaults to 1/3 on slippery ice, as in Gymnasium;
-        giving one below 1 makes the ice slippery. With `random_goal`, start and goal are any two cells, as in RAGEN."""
+        """`p` is the chance that a cell is frozen. `success_rate` defaults to 1/3 on slippery ice,
+        as in Gymnasium; giving one below 1 makes the ice slippery. With `random_goal`, start and
+        goal are any two cells, as in RAGEN."""
         if not 2 <= size <= 16:
             raise ValueError(f"size is from 2 to 16, got {size}")
         lowest = 0.5 if size <= 8 else 0.65
         if not lowest <= p <= 1.0:
-            raise ValueError(f"p lies in [{lowest}, 1] at size {size}, or hardly any map has a way through, got {p}")
+            raise ValueError(
+                f"p lies in [{lowest}, 1] at size {size}, or hardly any map has a way through, got "
+                f"{p}"
+            )
         if success_rate is not None and not 0.0 < success_rate <= 1.0:
             raise ValueError(f"success_rate lies in (0, 1], got {success_rate}")
         if observation not in ("grid", "coordinates", "both"):
@@ -63,24 +72,37 @@ class FrozenLake(BaseEnv):
         if max_steps < 1:
             raise ValueError(f"max_steps is at least 1, got {max_steps}")
         self.size, self.p, self.max_steps = size, p, max_steps
-        self.success_rate = success_rate if success_rate is not None else (1 / 3 if is_slippery else 1.0)
-        self.random_start, self.random_goal, self.observation = random_start, random_goal, observation
+        self.success_rate = (
+            success_rate if success_rate is not None else (1 / 3 if is_slippery else 1.0)
+        )
+        self.random_start, self.random_goal, self.observation = (
+            random_start,
+            random_goal,
+            observation,
+        )
         self.instruction = self._instruction()
         self._rows: tuple[str, ...] = ()  # S, F, H, G per cell, as gymnasium writes maps
         self._cell: Cell = (0, 0)
         self._steps = 0
         self._noise: Random | None = None  # drawn from on slippery ice alone
-        self._distances: dict[Cell, int] = {}
 
-    def reset(self, seed: int | None = None, *, noise_seed: int = 0, split: str = "train", **kwargs: Any) -> str:
+    def reset(
+        self, seed: int | None = None, *, noise_seed: int = 0, split: str = "train", **kwargs: Any
+    ) -> str:
         refuse_keywords(kwargs, name="frozen_lake")
         self._rows, self._cell = _draw(
-            self.size, self.p, seed or 0, split, random_start=self.random_start, random_goal=self.random_goal
+            self.size,
+            self.p,
+            seed or 0,
+            split,
+            random_start=self.random_start,
+            random_goal=self.random_goal,
         )
         slippery = self.success_rate < 1.0
-        self._noise = Random(derive_seed(seed or 0, "frozen-lake/slip", noise_seed)) if slippery else None
+        self._noise = (
+            Random(derive_seed(seed or 0, "frozen-lake/slip", noise_seed)) if slippery else None
+        )
         self._steps = 0
-        self._distances = {}
         return self._text()
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
@@ -101,19 +123,21 @@ class FrozenLake(BaseEnv):
         return _grid(self._rows, self._cell)
 
     def potential(self) -> float:
-        """Minus the length of the shortest way to the goal, by the number of cells; -1 where there is none."""
+        """Minus the length of the shortest way to the goal, by the number of cells; -1 where there
+        is none."""
         return -self._distance(self._cell) / self.size**2
 
     def expert_action(self) -> str:
         """A move along a shortest path."""
         return min(
-            _MOVES, key=lambda move: self._distance((self._cell[0] + _MOVES[move][0], self._cell[1] + _MOVES[move][1]))
+            _MOVES,
+            key=lambda move: self._distance(
+                (self._cell[0] + _MOVES[move][0], self._cell[1] + _MOVES[move][1])
+            ),
         )
 
     def _distance(self, cell: Cell) -> int:
-        if not self._distances:
-            self._distances = _distances(self._rows)
-        return self._distances.get(cell, self.size**2)
+        return _distances(self._rows).get(cell, self.size**2)
 
     def _slip(self, action: str) -> str:
         if action not in _MOVES:
@@ -131,9 +155,15 @@ class FrozenLake(BaseEnv):
         if self.observation != "coordinates":
             lines.append("P you, _ ice, O hole, G goal, X you in a hole, V you at the goal.")
         if self.observation != "grid":
-            lines.append(f"Cells are (row, column) from (0, 0) at the top left to ({self.size - 1}, {self.size - 1}).")
+            lines.append(
+                f"Cells are (row, column) from (0, 0) at the top left to ({self.size - 1}, "
+                f"{self.size - 1})."
+            )
         if self.success_rate < 1.0:
-            lines.append(f"The ice is slippery: with chance {1 - self.success_rate:.2f} you move sideways instead.")
+            lines.append(
+                f"The ice is slippery: with chance {1 - self.success_rate:.2f} you move sideways "
+                "instead."
+            )
         return "\n".join(lines)
 
     def _text(self) -> str:
@@ -147,7 +177,7 @@ class FrozenLake(BaseEnv):
 
 @lru_cache(maxsize=16384)
 def _grid(rows: tuple[str, ...], cell: Cell) -> str:
-    """The map with whoever walks on it."""
+    """The map with the player on it."""
     lines = [" ".join(row.translate(_SHOWN)) for row in rows]
     if lines:
         row, column = cell
@@ -172,7 +202,8 @@ def _starts(rows: tuple[str, ...]) -> tuple[Cell, ...]:
     return tuple(sorted(cell for cell, distance in _distances(rows).items() if distance > 0))
 
 
-def _distances(rows: tuple[str, ...]) -> dict[Cell, int]:
+@lru_cache(maxsize=4096)
+def _distances(rows: tuple[str, ...]) -> Mapping[Cell, int]:
     """Steps to the goal from every cell that has a way to it, holes left out."""
     goal = next((i, j) for i, row in enumerate(rows) for j, cell in enumerate(row) if cell == "G")
     found, queue = {goal: 0}, deque([goal])
@@ -191,13 +222,17 @@ def _distances(rows: tuple[str, ...]) -> dict[Cell, int]:
 def _draw(
     size: int, p: float, seed: int, split: str, *, random_start: bool, random_goal: bool
 ) -> tuple[tuple[str, ...], Cell]:
-    """(map, start): the first of this seed's maps that belongs to the split. Kept, because the members of a group, and
-    every evaluation, ask for the same ones."""
+    """(map, start): the first of this seed's maps that belongs to the split. Kept, because the
+    members of a group, and every evaluation, ask for the same ones."""
     from gymnasium.envs.toy_text.frozen_lake import generate_random_map
 
     for attempt in range(1000):
         map_seed = derive_seed(seed, "frozen-lake/map", attempt) % 2**31
-        rows = _goal_anywhere(size, p, map_seed) if random_goal else tuple(generate_random_map(size, p, map_seed))
+        rows = (
+            _goal_anywhere(size, p, map_seed)
+            if random_goal
+            else tuple(generate_random_map(size, p, map_seed))
+        )
         if _is_val(rows) == (split != "train"):
             anywhere = random_start or random_goal
             return rows, Random(map_seed).choice(_starts(rows)) if anywhere else (0, 0)
@@ -208,7 +243,8 @@ def _draw(
 
 
 def _goal_anywhere(size: int, p: float, seed: int) -> tuple[str, ...]:
-    """A map whose goal is any cell. Two cells at least lead to it, so that there is a choice of starts."""
+    """A map whose goal is any cell. Two cells at least lead to it, so that there is a choice of
+    starts."""
     rng = Random(seed)
     while True:
         cells = ["F" if rng.random() < p else "H" for _ in range(size * size)]
@@ -219,5 +255,5 @@ def _goal_anywhere(size: int, p: float, seed: int) -> tuple[str, ...]:
 
 
 def _is_val(rows: tuple[str, ...]) -> bool:
-    """True for a fifth of all maps, decided by what the map is."""
+    """True for a fifth of all maps, by a hash of the map."""
     return hashlib.blake2b("\n".join(rows).encode(), digest_size=4).digest()[0] % 5 == 0

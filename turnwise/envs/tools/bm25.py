@@ -1,15 +1,19 @@
-"""BM25 over texts that fit into memory, on bm25s. Ties are broken by the order of the texts, so results repeat."""
+# pyright: reportUnknownMemberType=false
+"""BM25 over texts that fit into memory, on bm25s. Ties are broken by the order of the texts, so
+results repeat."""
 
 import re
 from collections.abc import Sequence
 from typing import Any
 
 MAX_QUERY_WORDS = 256
-"""Words of a query beyond this many are ignored: no question needs them, and a hostile one could be endless."""
+"""Further words of a query are ignored, which bounds the cost of a malicious query."""
 MAX_QUERY_CHARS = 20_000
 _WORD = re.compile(r"\w+")
-_STOP_TEXT = """a an and are as at be but by for if in into is it no not of on or such that the their then there these
-they this to was will with"""
+_STOP_TEXT = """
+a an and are as at be but by for if in into is it no not of on or such that the their then there
+these they this to was will with
+"""
 _STOP_WORDS = frozenset(_STOP_TEXT.split())
 
 
@@ -30,7 +34,8 @@ class BM25Index:
             import Stemmer
         except ImportError as error:
             raise ImportError(
-                f"BM25 search needs bm25s and PyStemmer ({error}); run: pip install 'turnwise[webshop]'"
+                f"BM25 search needs bm25s and PyStemmer ({error}); run: pip install "
+                "'turnwise[webshop]'"
             ) from error
         if not texts:
             raise ValueError("an index holds at least one text, got none")
@@ -44,12 +49,17 @@ class BM25Index:
             self._known: frozenset[str] = frozenset(self._index.vocab_dict)
 
     def search(self, query: str, *, limit: int = 10) -> list[tuple[int, float]]:
-        """(number of the text, score) of the best matches, best first. Texts that share no word are left out."""
+        """(number of the text, score) of the best matches, best first. Texts that share no word are
+        left out."""
         import numpy as np
 
         if self._empty:
             return []
-        words = [word for word in self._words(query[:MAX_QUERY_CHARS])[:MAX_QUERY_WORDS] if word in self._known]
+        words = [
+            word
+            for word in self._words(query[:MAX_QUERY_CHARS])[:MAX_QUERY_WORDS]
+            if word in self._known
+        ]
         if not words:
             return []
         scores = np.asarray(self._index.get_scores(words))

@@ -1,4 +1,5 @@
-"""Plain Python functions as tools: schemas from their signatures, calls from the model's text, errors as text."""
+"""Plain Python functions as tools: schemas from their signatures, calls from the model's text,
+errors as text."""
 
 import inspect
 import json
@@ -10,12 +11,15 @@ from typing import Any, cast
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
-from turnwise.envs.validate import json_safe
+from turnwise.envs.base import EnvError
+from turnwise.envs.gate import ask, clean_text, json_safe, words
 from turnwise.procs.coroutines import resolve
 from turnwise.types import Json, Message, ToolCall
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 MAX_ARGUMENT_CHARS = 100_000
+MAX_CALLS = 64
+"""Calls that are read in one reply."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,25 +45,38 @@ class Tool:
 
 
 def make_tool(function: Callable[..., Any]) -> Tool:
-    """The tool that a function is. Its docstring describes it; lines "name: text" under "Args:" its parameters."""
+    """The tool that a function is. Its docstring describes it; lines "name: text" under "Args:" its
+    parameters."""
     name = str(getattr(function, "__name__", type(function).__name__))
     if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]{0,63}", name):
         raise ValueError(f"a tool needs a function with a name, got {name!r}; write it with def")
     summary, notes = read_docstring(inspect.getdoc(function) or "")
     fields: dict[str, Any] = {}
     for parameter in inspect.signature(function, eval_str=True).parameters.values():
-        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD, parameter.POSITIONAL_ONLY):
-            raise ValueError(f"tool {name}: parameter {parameter.name!r} cannot be passed by name; give it one")
+        if parameter.kind in (
+            parameter.VAR_POSITIONAL,
+            parameter.VAR_KEYWORD,
+            parameter.POSITIONAL_ONLY,
+        ):
+            raise ValueError(
+                f"tool {name}: parameter {parameter.name!r} cannot be passed by name; give it one"
+            )
         annotation = Any if parameter.annotation is parameter.empty else parameter.annotation
         default = ... if parameter.default is parameter.empty else parameter.default
-        # An alias, because a field of a pydantic model may not have every name that a parameter may.
+        # An alias, because a field of a pydantic model may not have every name that a parameter
+        # may.
         field = Field(default=default, alias=parameter.name, description=notes.get(parameter.name))
         fields[f"arg_{parameter.name}"] = (annotation, field)
-    model = create_model(name, __config__=ConfigDict(extra="forbid", arbitrary_types_allowed=True), **fields)
+    model = create_model(
+        name, __config__=ConfigDict(extra="forbid", arbitrary_types_allowed=True), **fields
+    )
     parameters = _without_titles(model.model_json_schema())
     parameters.pop("additionalProperties", None)
     parameters.setdefault("properties", {})
-    schema = {"type": "function", "function": {"name": name, "description": summary, "parameters": parameters}}
+    schema = {
+        "type": "function",
+        "function": {"name": name, "description": summary, "parameters": parameters},
+    }
     return Tool(name=name, function=function, arguments=model, schema=schema)
 
 
@@ -67,7 +84,8 @@ def read_docstring(text: str) -> tuple[str, dict[str, str]]:
     """(what stands before the first section, the notes on parameters), from Google or reST style.
 
     Example:
-        >>> read_docstring("Finds things.\\n\\nArgs:\\n    query (str): what to find\\n        in words\\n")
+        >>> text = "Finds things.\\n\\nArgs:\\n    query (str): what to find\\n        in words\\n"
+        >>> read_docstring(text)
         ('Finds things.', {'query': 'what to find in words'})
     """
     summary: list[str] = []
@@ -79,7 +97,10 @@ def read_docstring(text: str) -> tuple[str, dict[str, str]]:
         if rest:
             notes[rest[1]] = rest[2]
             section = "param"
-        elif re.fullmatch(r"(Args|Arguments|Parameters|Returns|Raises|Yields|Example|Examples|Note|Notes):", stripped):
+        elif re.fullmatch(
+            r"(Args|Arguments|Parameters|Returns|Raises|Yields|Example|Examples|Note|Notes):",
+            stripped,
+        ):
             section, current = stripped[:-1], None
         elif section in ("Args", "Arguments", "Parameters"):
             entry = re.match(r"(\w+)\s*(?:\([^)]*\))?:\s*(.*)", stripped)
@@ -94,9 +115,12 @@ def read_docstring(text: str) -> tuple[str, dict[str, str]]:
 
 
 def parse_tool_calls(text: str) -> tuple[ToolCall, ...]:
-    """The calls written as <tool_call>{"name": .., "arguments": {..}}</tool_call>, in order; malformed ones too.
+    """The calls written as <tool_call>{"name": .., "arguments": {..}}</tool_call>, in order;
+    malformed ones too.
 
-    A malformed call keeps what the model wrote as its arguments and has an empty name, so that it can be answered.
+    A malformed call keeps what the model wrote as its arguments and has an empty name, so that it
+    can be answered. Calls after the first MAX_CALLS are not read. One pass over the text: the time
+    grows with its length.
 
     Example:
         >>> parse_tool_calls('<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>')
@@ -106,7 +130,7 @@ def parse_tool_calls(text: str) -> tuple[ToolCall, ...]:
     """
     calls: list[ToolCall] = []
     start = text.find(OPEN)
-    while start >= 0:
+    while start >= 0 and len(calls) < MAX_CALLS:
         end = text.find(CLOSE, start)
         if end < 0:
             break
@@ -121,7 +145,8 @@ def tool_calls(message: Message) -> tuple[ToolCall, ...]:
 
 
 def run_tool(tool: Tool, arguments: str, *, timeout: float | None) -> str:
-    """What the tool answers, as text. Its errors are text too: the model sees them and may do better.
+    """What the tool answers, as text. Its errors are text too: the model sees them and may do
+    better.
 
     `timeout` is in seconds; a call that takes longer is answered with an error and left to itself.
     """
@@ -136,7 +161,9 @@ def run_tool(tool: Tool, arguments: str, *, timeout: float | None) -> str:
     except ValidationError as error:
         first = error.errors()[0]
         return f"error: {tool.name}: {'.'.join(map(str, first['loc']))}: {first['msg']}"
-    values = {name.removeprefix("arg_"): getattr(checked, name) for name in tool.arguments.model_fields}
+    values = {
+        name.removeprefix("arg_"): getattr(checked, name) for name in tool.arguments.model_fields
+    }
     return _within(lambda: _to_text(resolve(tool.function(**values))), tool.name, timeout)
 
 
@@ -145,9 +172,9 @@ def _within(function: Callable[[], str], name: str, timeout: float | None) -> st
 
     def work() -> None:
         try:
-            result.append(function())
-        except (Exception, SystemExit) as error:
-            result.append(f"error: {name} raised {type(error).__name__}: {error}")
+            result.append(ask(name, function))
+        except EnvError as error:
+            result.append(f"error: {words(error)}")
 
     if timeout is None:
         work()
@@ -159,19 +186,24 @@ def _within(function: Callable[[], str], name: str, timeout: float | None) -> st
 
 
 def _to_text(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(json_safe(value))
+    return clean_text(value) if isinstance(value, str) else json.dumps(json_safe(value))
 
 
 def _read_call(body: str, call_id: str) -> ToolCall:
     try:
-        data = json.loads(body) if len(body) <= MAX_ARGUMENT_CHARS else None
+        readable = body.startswith("{") and len(body) <= MAX_ARGUMENT_CHARS
+        data = json.loads(body) if readable else None
     except (ValueError, RecursionError):
         data = None
     call = cast(dict[str, Any], data) if isinstance(data, dict) else {}
     name, arguments = call.get("name"), call.get("arguments", {})
     if not isinstance(name, str):
-        return ToolCall(id=call_id, name="", arguments=body[:MAX_ARGUMENT_CHARS])
-    return ToolCall(id=call_id, name=name, arguments=arguments if isinstance(arguments, str) else json.dumps(arguments))
+        return ToolCall(id=call_id, name="", arguments=clean_text(body[:MAX_ARGUMENT_CHARS]))
+    return ToolCall(
+        id=call_id,
+        name=clean_text(name),
+        arguments=clean_text(arguments) if isinstance(arguments, str) else json.dumps(arguments),
+    )
 
 
 def _without_titles(schema: dict[str, Any]) -> dict[str, Any]:
@@ -187,7 +219,10 @@ def _without_titles(schema: dict[str, Any]) -> dict[str, Any]:
             cleaned[key] = _without_titles(cast(dict[str, Any], value))
         elif isinstance(value, list):
             items = cast(list[Any], value)
-            cleaned[key] = [_without_titles(cast(dict[str, Any], i)) if isinstance(i, dict) else i for i in items]
+            cleaned[key] = [
+                _without_titles(cast(dict[str, Any], i)) if isinstance(i, dict) else i
+                for i in items
+            ]
         else:
             cleaned[key] = value
     return cleaned

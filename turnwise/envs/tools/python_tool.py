@@ -1,7 +1,9 @@
-"""A Python tool: runs the model's code in a process with limits on time, memory, processes, files and output."""
+"""A Python tool: runs the model's code in a process with limits on time, memory, processes, files
+and output."""
 
 import contextlib
 import json
+import logging
 import os
 import selectors
 import shutil
@@ -12,14 +14,34 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Literal, cast
 
+logger = logging.getLogger(__name__)
+
 MAX_CODE_CHARS = 100_000
 _CHILD = Path(__file__).with_name("sandbox_child.py")
-KERNEL = {"network": "namespace", "files": "read-only mounts", "processes": "kernel", "kill": "namespace"}
+KERNEL = {
+    "network": "namespace",
+    "files": "own root",
+    "sockets": "seccomp",
+    "processes": "kernel",
+    "kill": "namespace",
+}
 """What a report says where the kernel enforces everything."""
 
+_HOLDS = (
+    "The kernel confined the code: no network, no sockets of other programs, no other processes, "
+    "no "
+    "files but Python, the system's programs and libraries (to read) and its working directory. A "
+    "flaw of the kernel itself would still let it out."
+)
+_HOLDS_LITTLE = (
+    "Only a hook inside Python confined the code, at least in part: it stops careless code. Code "
+    "that sets out to break out can, with all rights of the user that runs turnwise. It can read "
+    "every file that this user can."
+)
 
 Confinement = Literal["auto", "kernel", "python"]
 
@@ -61,7 +83,13 @@ class PythonResult:
     truncated: bool
     """It wrote more than the limit and was stopped."""
     confinement: Mapping[str, str]
-    """Who enforced what: "network", "files", "processes", "kill". Equal to KERNEL where the kernel did."""
+    """Who enforced what: "network", "files", "sockets", "processes", "kill". Equal to KERNEL where
+    the kernel did."""
+
+    @property
+    def holds(self) -> str:
+        """What kept the code in, and what it did not keep it from, in a sentence or two."""
+        return _HOLDS if dict(self.confinement) == KERNEL else _HOLDS_LITTLE
 
     def text(self) -> str:
         """The result as a model should read it."""
@@ -75,12 +103,16 @@ class PythonResult:
         return "\n".join(lines) or "(no output)"
 
 
-def run_python(code: str, *, limits: PythonLimits | None = None, confinement: Confinement = "auto") -> PythonResult:
+def run_python(
+    code: str, *, limits: PythonLimits | None = None, confinement: Confinement = "auto"
+) -> PythonResult:
     """The result of running code as a program, in an empty directory that is gone afterwards.
 
-    On Linux, where namespaces are allowed, the kernel cuts it off from the network, from other processes and from all
-    files but those it makes; elsewhere an audit hook inside its interpreter does, which malicious code can get around.
-    `confinement="kernel"` refuses to run without the former, "python" does not even try it.
+    On Linux, where namespaces are allowed, the kernel cuts it off from the network, from other
+    programs' sockets and processes, and from all files but Python, the system's and those it makes;
+    elsewhere an audit hook inside its interpreter does, which malicious code can get around.
+    `confinement="kernel"` refuses to run without the former, "python" does not even try it. The
+    result's `holds` says in words what it was.
 
     Example:
         >>> run_python("print(6 * 7)").output
@@ -104,18 +136,29 @@ def run_python(code: str, *, limits: PythonLimits | None = None, confinement: Co
         result = _run(code, limits, confinement, work=work, stash=stash)
     finally:
         shutil.rmtree(base, ignore_errors=True)
+    if confinement == "auto" and result.confinement and dict(result.confinement) != KERNEL:
+        _warn_once(result.holds)
     if confinement == "kernel" and dict(result.confinement) != KERNEL:
         weak = ", ".join(f"{name}: {result.confinement.get(name, 'unknown')}" for name in KERNEL)
         raise SandboxError(
-            f"the kernel could not confine the code ({weak}); allow namespaces, or use confinement: auto"
+            f"the kernel could not confine the code ({weak}); allow namespaces, or use "
+            "confinement: auto"
         )
     return result
 
 
-def _run(code: str, limits: PythonLimits, confinement: Confinement, *, work: str, stash: str) -> PythonResult:
+@cache
+def _warn_once(what: str) -> None:
+    logger.warning("the Python tool: %s", what)
+
+
+def _run(
+    code: str, limits: PythonLimits, confinement: Confinement, *, work: str, stash: str
+) -> PythonResult:
     spec = {
         "namespaces": confinement != "python",
         "require": KERNEL if confinement == "kernel" else None,
+        "parent": os.getpid(),
         "work": work,
         "stash": stash,
         "seconds": limits.seconds,
@@ -151,17 +194,29 @@ def _run(code: str, limits: PythonLimits, confinement: Confinement, *, work: str
         _kill(process)
     text = output.decode("utf-8", "replace")[: limits.output_chars].rstrip("\n")
     return PythonResult(
-        output=text, exit_code=process.returncode, timed_out=timed_out, truncated=truncated, confinement=report
+        output=text,
+        exit_code=process.returncode,
+        timed_out=timed_out,
+        truncated=truncated,
+        confinement=report,
     )
 
 
 def _environment(work: str) -> dict[str, str]:
     threads = {name: "1" for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")}
-    return {"PATH": os.defpath, "HOME": work, "TMPDIR": work, "LANG": "C.UTF-8", "PYTHONIOENCODING": "utf-8", **threads}
+    return {
+        "PATH": os.defpath,
+        "HOME": work,
+        "TMPDIR": work,
+        "LANG": "C.UTF-8",
+        "PYTHONIOENCODING": "utf-8",
+        **threads,
+    }
 
 
 def _collect(process: "subprocess.Popen[bytes]", limits: PythonLimits) -> tuple[bytes, bool, bool]:
-    """(output, timed out, truncated). Ends when the code ends, even if something it started still holds the pipe."""
+    """(output, timed out, truncated). Ends when the code ends, even if something it started still
+    holds the pipe."""
     assert process.stdout is not None
     output = bytearray()
     deadline = time.monotonic() + limits.seconds + 0.5  # half a second to start
@@ -184,7 +239,11 @@ def _collect(process: "subprocess.Popen[bytes]", limits: PythonLimits) -> tuple[
         process.wait(max(0.0, deadline - time.monotonic()))
     except subprocess.TimeoutExpired:
         return bytes(output), True, False
-    return bytes(output), False, len(output.decode("utf-8", "replace").rstrip("\n")) > limits.output_chars
+    return (
+        bytes(output),
+        False,
+        len(output.decode("utf-8", "replace").rstrip("\n")) > limits.output_chars,
+    )
 
 
 def _read_report(fd: int) -> dict[str, str]:
@@ -205,7 +264,9 @@ def _kill(process: "subprocess.Popen[bytes]") -> None:
             pipe.close()
 
 
-def make_python_tool(*, limits: PythonLimits | None = None, confinement: Confinement = "auto") -> Callable[[str], str]:
+def make_python_tool(
+    *, limits: PythonLimits | None = None, confinement: Confinement = "auto"
+) -> Callable[[str], str]:
     """A tool called `python` for ToolEnv, with these limits.
 
     Example:
@@ -215,7 +276,8 @@ def make_python_tool(*, limits: PythonLimits | None = None, confinement: Confine
     """
 
     def python(code: str) -> str:
-        """Runs a Python program and returns what it prints. It has no network, and keeps nothing between calls.
+        """Runs a Python program and returns what it prints. It has no network, and keeps nothing
+        between calls.
 
         Args:
             code: the program

@@ -1,7 +1,9 @@
-"""A function in a process of its own that can be killed: for calls that may hang, hold the interpreter or eat memory.
+"""A function in a process of its own that can be killed: for calls that may hang, hold the
+interpreter or eat memory.
 
-A thread cannot be stopped and a signal needs the main thread; a process can always be killed. It is started once,
-serves one call after the other over pipes (a line of JSON each way) and is replaced when it had to be killed.
+A thread cannot be stopped and a signal needs the main thread; a process can always be killed. It is
+started once, serves one call after the other over pipes (a line of JSON each way) and is replaced
+when it had to be killed.
 """
 
 import atexit
@@ -9,7 +11,6 @@ import importlib
 import json
 import os
 import selectors
-import signal
 import subprocess
 import sys
 import threading
@@ -17,6 +18,8 @@ import time
 import weakref
 from collections.abc import Callable, Mapping
 from typing import Any, cast
+
+from turnwise.procs.channel import child_command, stop
 
 MAX_REPLY_BYTES = 16 * 1024 * 1024
 START_SECONDS = 120.0
@@ -27,7 +30,8 @@ class WorkerError(RuntimeError):
 
 
 class Worker:
-    """One process that serves calls of `module:function`. Safe to use from many threads; calls take turns.
+    """One process that serves calls of `module:function`. Safe to use from many threads; calls take
+    turns.
 
     Example:
         >>> worker = Worker("operator:add")
@@ -51,7 +55,7 @@ class Worker:
             TimeoutError: it took longer than `timeout` seconds; the process was killed.
             WorkerError: it raised (the message says what), or its process died.
         """
-        request = json.dumps({"args": args, "kwargs": dict(keywords or {}), "timeout": timeout}).encode() + b"\n"
+        request = json.dumps({"args": args, "kwargs": dict(keywords or {})}).encode() + b"\n"
         with self._lock:
             process = self._started()
             reply = self._exchange(process, request, timeout)
@@ -65,29 +69,33 @@ class Worker:
             self.kill()
 
     def kill(self) -> None:
-        """Ends the process and whatever it started, without waiting for a call that is under way."""
+        """Ends the process and whatever it started, without waiting for a call that is under
+        way."""
         process, self._process = self._process, None
         if process is None or self._pid != os.getpid():
             return
-        _kill_group(process.pid)
-        process.wait()
+        stop(process)
         for pipe in (process.stdin, process.stdout):
             if pipe is not None:
                 pipe.close()
 
     def _started(self) -> subprocess.Popen[bytes]:
-        if self._pid != os.getpid():  # a fork took the object along, but the process belongs to the parent
+        if (
+            self._pid != os.getpid()
+        ):  # a fork took the object along, but the process belongs to the parent
             self._process, self._pid = None, os.getpid()
         if self._process is None or self._process.poll() is not None:
             self.kill()
-            command = [sys.executable, "-m", "turnwise.envs.tools.worker", self.target, str(self.memory_mb or 0)]
             self._process = subprocess.Popen(
-                command,
+                child_command("turnwise.envs.tools.worker", self.target, str(self.memory_mb or 0)),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
-                start_new_session=True,
-                env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
+                process_group=0,
+                env={
+                    **os.environ,
+                    "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
+                },
             )
             ready = self._exchange(self._process, b"", START_SECONDS)
             if "error" in ready:
@@ -95,7 +103,9 @@ class Worker:
                 raise WorkerError(f"{self.target} cannot be served: {ready['error']}")
         return self._process
 
-    def _exchange(self, process: subprocess.Popen[bytes], request: bytes, timeout: float) -> dict[str, Any]:
+    def _exchange(
+        self, process: subprocess.Popen[bytes], request: bytes, timeout: float
+    ) -> dict[str, Any]:
         assert process.stdin is not None
         assert process.stdout is not None
         deadline = time.monotonic() + timeout
@@ -117,7 +127,9 @@ class Worker:
                 if not chunk or len(reply) > MAX_REPLY_BYTES:
                     self.kill()
                     why = (
-                        "died (out of memory, perhaps)" if not chunk else f"answered more than {MAX_REPLY_BYTES} bytes"
+                        "died (out of memory, perhaps)"
+                        if not chunk
+                        else f"answered more than {MAX_REPLY_BYTES} bytes"
                     )
                     raise WorkerError(f"the process of {self.target} {why}")
         return cast(dict[str, Any], json.loads(reply))
@@ -130,13 +142,6 @@ _all_workers: weakref.WeakSet[Worker] = weakref.WeakSet()
 def _kill_all() -> None:
     for worker in list(_all_workers):
         worker.kill()
-
-
-def _kill_group(pid: int) -> None:
-    try:
-        os.killpg(pid, signal.SIGKILL)
-    except ProcessLookupError:
-        return  # it was gone already
 
 
 def load_target(target: str) -> Callable[..., Any]:
@@ -160,10 +165,11 @@ def _limit(which: int, value: int) -> None:
     resource.setrlimit(which, (value if hard == resource.RLIM_INFINITY else min(value, hard), hard))
 
 
-def _serve(target: str, memory_mb: int) -> None:
+def main(arguments: list[str]) -> None:
     """The child's life: announces itself, then answers lines until its input ends."""
     import resource
 
+    target, memory_mb = arguments[0], int(arguments[1])
     out = os.fdopen(os.dup(1), "wb")
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what the function prints is not an answer
 
@@ -181,14 +187,7 @@ def _serve(target: str, memory_mb: int) -> None:
     send({"result": "ready"})
     for line in sys.stdin.buffer:
         request = json.loads(line)
-        # Should the parent be gone, nobody kills a call that never ends: its processor time runs out instead.
-        used = resource.getrusage(resource.RUSAGE_SELF)
-        _limit(resource.RLIMIT_CPU, int(used.ru_utime + used.ru_stime + request["timeout"]) + 10)
         try:
             send({"result": function(*request["args"], **request["kwargs"])})
         except Exception as error:
             send({"error": f"{type(error).__name__}: {error}"})
-
-
-if __name__ == "__main__":
-    _serve(sys.argv[1], int(sys.argv[2]))

@@ -1,17 +1,21 @@
-"""What the doors to other people's environments share: imports with advice, and random generators of their own."""
+"""Shared by the adapters of other libraries' environments: imports with an install hint, and
+isolated random generators."""
 
 import hashlib
 import importlib
+import logging
 import random
 import threading
+import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Literal, cast, get_args
 
 import numpy as np
 
 from turnwise.seeding import derive_seed
 
+logger = logging.getLogger(__name__)
 _global_generators = threading.Lock()
 
 
@@ -29,14 +33,17 @@ def require(module: str, *, extra: str) -> Any:
     except ModuleNotFoundError as error:
         if error.name != module.partition(".")[0]:
             raise
-        raise ImportError(f"{module} is not installed; run: pip install 'turnwise[{extra}]'") from error
+        raise ImportError(
+            f"{module} is not installed; run: pip install 'turnwise[{extra}]'"
+        ) from error
 
 
 class OwnRandom:
     """States of Python's and numpy's global generators that belong to one episode.
 
-    Environments that draw from the global generators would otherwise share them: what one episode meets would depend
-    on who else is playing. Inside `drawing`, the global generators are this episode's; after it, everybody's again.
+    Environments that draw from the global generators would otherwise share them: what one episode
+    meets would depend on who else is playing. Inside `drawing`, the global generators are this
+    episode's; after it, everybody's again.
 
     Example:
         >>> first, second = OwnRandom(1), OwnRandom(1)
@@ -66,32 +73,70 @@ class OwnRandom:
                 np.random.set_state(numpy)
 
 
+SplitBy = Literal["opening", "seed"]
 ATTEMPTS = 64
+LONG_SECONDS = 5.0
 
 
-def start_in_split(start: Callable[[int], str], seed: int, split: str) -> str:
-    """The opening of the first start that belongs to the split; `start` begins the episode of a foreign seed.
-
-    The opening's text decides where a start belongs (a fifth is held out), so no opening is in both splits. Where
-    all starts look alike, because the environment has one or hides what differs, the seeds of the splits still differ.
+def split_rule(name: str) -> SplitBy:
+    """The rule of this name, for the option `split_by`.
 
     Example:
-        >>> starts = {split: {start_in_split(lambda n: str(n % 50), seed, split) for seed in range(100)}
+        >>> split_rule("luck")
+        Traceback (most recent call last):
+        ValueError: split_by is opening or seed, got 'luck'
+    """
+    if name not in get_args(SplitBy):
+        raise ValueError(f"split_by is {' or '.join(get_args(SplitBy))}, got {name!r}")
+    return cast(SplitBy, name)
+
+
+def start_in_split(
+    start: Callable[[int], str], seed: int, split: str, *, by: SplitBy = "opening"
+) -> str:
+    """The opening of a start that belongs to the split; `start` begins the episode of a foreign
+    seed.
+
+    By seed, that is one start: train begins at even foreign seeds and others at odd ones, and
+    nothing keeps two of them from looking alike. By opening, the text decides where a start belongs
+    (a fifth is held out), so no opening is in both splits; starts are made until one fits, 1.25 of
+    them on average to train on and 5 to be tested on. Where all starts look alike, because the
+    environment has one or hides what differs, the seeds decide after all.
+
+    Example:
+        >>> def start(n):
+        ...     return str(n % 50)
+        >>> starts = {split: {start_in_split(start, seed, split) for seed in range(100)}
         ...           for split in ("train", "val")}
         >>> starts["train"] & starts["val"]
         set()
+        >>> [start_in_split(lambda n: str(n % 2), 5, side, by="seed") for side in ("train", "val")]
+        ['0', '1']
     """
     held_out = split != "train"
 
     def number(attempt: int) -> int:
         return (2 * derive_seed(seed, "door/start", attempt) + held_out) % 2**31
 
+    if by == "seed":
+        return start(number(0))
     seen: set[str] = set()
+    began = time.monotonic()
     for attempt in range(ATTEMPTS):
         text = start(number(attempt))
-        if (hashlib.blake2b(text.encode(), digest_size=4).digest()[0] % 5 == 0) == held_out:
+        digest = hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=4).digest()
+        if (digest[0] % 5 == 0) == held_out:
             return text
         seen.add(text)
+        if attempt and (spent := time.monotonic() - began) > LONG_SECONDS:
+            logger.warning(
+                "%d starts and %.0f s for one of split %r; split_by: seed among the environment's "
+                "options takes the first",
+                attempt + 1,
+                spent,
+                split,
+            )
+            began = float("inf")  # said once is enough
         if attempt == ATTEMPTS // 4 and len(seen) == 1:
             break
     return start(number(0))
@@ -102,5 +147,9 @@ def unknown_name(kind: str, name: str, known: list[str]) -> ValueError:
     from difflib import get_close_matches
 
     near = get_close_matches(name, known, n=3, cutoff=0.4)
-    hint = f"did you mean {' or '.join(near)}?" if near else f"there are {len(known)}, such as {', '.join(known[:5])}"
+    hint = (
+        f"did you mean {' or '.join(near)}?"
+        if near
+        else f"there are {len(known)}, such as {', '.join(known[:5])}"
+    )
     return ValueError(f"{kind} has no {name!r}; {hint}")

@@ -7,33 +7,53 @@ from random import Random
 from typing import Any
 
 from turnwise.envs.base import BaseEnv
-from turnwise.integrations.envs.common import OwnRandom, require, start_in_split, unknown_name
+from turnwise.integrations.envs.common import (
+    OwnRandom,
+    SplitBy,
+    require,
+    split_rule,
+    start_in_split,
+    unknown_name,
+)
 
 
 class GemEnv(BaseEnv):
-    """A GEM environment. It explains its own form of actions, such as \\boxed{7}; they go into the answer.
+    """A GEM environment. It explains its own form of actions, such as \\boxed{7}; they go into the
+    answer.
 
-    GEM draws from the global generators, so every episode gets states of its own for them. One seed is one game: GEM
-    seeds the start and what follows alike, so there is no noise of its own. Where GEM says terminated and truncated at
-    once, its own rules ended the game: terminated.
+    GEM draws from the global generators, so every episode gets states of its own for them. One seed
+    is one game: GEM seeds the start and what follows alike, so there is no noise of its own. Where
+    GEM says terminated and truncated at once, its own rules ended the game: terminated.
 
     Args:
         id: GEM's id, such as game:GuessTheNumber-v0-easy.
         kwargs: keyword arguments of `gem.make`.
+        split_by: whether a start's opening or its seed decides if it is held out. None: the seed in
+            games, whose starts may be slow to make, and the question in data sets.
     """
 
-    def __init__(self, id: str, *, kwargs: Mapping[str, Any] | None = None) -> None:
+    def __init__(
+        self,
+        id: str,
+        *,
+        kwargs: Mapping[str, Any] | None = None,
+        split_by: str | None = None,
+    ) -> None:
         gem = _import_gem()
         registry: Mapping[str, Any] = importlib.import_module("gem.envs.registration").ENV_REGISTRY
         if id not in registry:
             raise unknown_name("gem", id, sorted(registry))
+        own = "seed" if id.startswith("game:") else "opening"
+        self._split_by: SplitBy = split_rule(split_by or own)
         self._own = OwnRandom(0)
         self._info: dict[str, Any] = {}
         with self._own.drawing():
             self._env: Any = gem.make(id, **(kwargs or {}))
 
-    def reset(self, seed: int | None = None, *, split: str = "train") -> tuple[str, dict[str, Any]]:
-        return start_in_split(self._start, seed or 0, split), self._info
+    def reset(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self, seed: int | None = None, *, split: str = "train"
+    ) -> tuple[str, dict[str, Any]]:
+        return start_in_split(self._start, seed or 0, split, by=self._split_by), self._info
 
     def _start(self, seed: int) -> str:
         self._own = OwnRandom(seed)

@@ -1,3 +1,4 @@
+# pyright: reportUnknownVariableType=false
 """Gymnasium's environments as text: `gymnasium:Taxi`, or any other id with discrete actions."""
 
 import importlib
@@ -6,7 +7,13 @@ from random import Random
 from typing import Any
 
 from turnwise.envs.base import BaseEnv
-from turnwise.integrations.envs.common import require, start_in_split, unknown_name
+from turnwise.integrations.envs.common import (
+    SplitBy,
+    require,
+    split_rule,
+    start_in_split,
+    unknown_name,
+)
 from turnwise.seeding import derive_seed
 
 Observe = Callable[[Any, Any], str]
@@ -23,22 +30,28 @@ ACTIONS: Mapping[str, tuple[str, ...]] = {
     "Acrobot": ("negative", "none", "positive"),
     "LunarLander": ("none", "left", "main", "right"),
 }
-"""Names of the actions by the id without its version. Elsewhere actions are numbers, unless the option names them."""
+"""Names of the actions by the id without its version. Elsewhere actions are numbers, unless the
+option names them."""
 
 
 class GymnasiumEnv(BaseEnv):
-    """A Gymnasium environment with discrete actions, its observations written as text.
+    """A Gymnasium environment by id, with discrete actions and observations written as text.
+    `envs.any_object.ObjectEnv` adapts an environment that the caller has made.
 
-    The seed decides the initial state, through the seed that Gymnasium's reset is given. What happens by chance
-    afterwards is drawn from `noise_seed`: members of a group start alike and have luck of their own.
+    `seed` is passed to Gymnasium's reset and decides the initial state. Later randomness comes from
+    `noise_seed`: the members of a group start in the same state and then differ.
 
     Args:
         id: Gymnasium's id, such as CartPole-v1; without a version the newest one.
-        observe: what makes text of (observation, environment): a function, or module:function. None: a description of
-            Taxi, FrozenLake, CliffWalking and Blackjack, and the numbers by name of the space elsewhere.
+        observe: what makes text of (observation, environment): a function, or module:function.
+            None: a description of Taxi, FrozenLake, CliffWalking and Blackjack, and the numbers by
+            name of the space elsewhere.
         actions: the actions' names in Gymnasium's order. None: well-known ones, or numbers.
-        instruction: what the model is told. None: the first paragraph of the environment's own description.
+        instruction: what the model is told. None: the first paragraph of the environment's own
+            description.
         kwargs: keyword arguments of `gymnasium.make`.
+        split_by: `opening` keeps any opening from being in both splits, at the price of several
+            resets for one start; `seed` takes one reset.
 
     Example:
         >>> cliff = GymnasiumEnv("CliffWalking")
@@ -56,6 +69,7 @@ class GymnasiumEnv(BaseEnv):
         actions: Sequence[str] | None = None,
         instruction: str | None = None,
         kwargs: Mapping[str, Any] | None = None,
+        split_by: str = "opening",
     ) -> None:
         gymnasium = require("gymnasium", extra="dev")
         base = id.rpartition("/")[2].partition("-v")[0]
@@ -64,16 +78,22 @@ class GymnasiumEnv(BaseEnv):
         space = self._env.action_space
         if not isinstance(space, gymnasium.spaces.Discrete):
             self._env.close()
-            raise ValueError(f"{id} has actions of {space}; this door takes discrete ones, wrap the environment first")
+            raise ValueError(
+                f"{id} has actions of {space}; this door takes discrete ones, wrap the environment "
+                "first"
+            )
         self._first = int(space.start)
         names = ACTIONS.get(base) if actions is None else tuple(actions)
         if names is None or (actions is None and len(names) != space.n):
             names = tuple(str(self._first + index) for index in range(int(space.n)))
         if len(names) != space.n or len(set(names)) != len(names):
-            raise ValueError(f"{id} has {space.n} actions, and names must be as many and different, got {names}")
+            raise ValueError(
+                f"{id} has {space.n} actions, and names must be as many and different, got {names}"
+            )
         self.actions = names
         self._observe = _load(observe) if observe is not None else OBSERVERS.get(base, describe)
         self.instruction = _introduction(self._env, id) if instruction is None else instruction
+        self._split_by: SplitBy = split_rule(split_by)
         self._text = ""
 
     def reset(
@@ -87,10 +107,12 @@ class GymnasiumEnv(BaseEnv):
             info.update(found)
             return self._observe(observation, self._env.unwrapped)
 
-        self._text = start_in_split(start, seed or 0, split)
+        self._text = start_in_split(start, seed or 0, split, by=self._split_by)
         # A group shares its initial state, and from here on each member has a generator of its own.
         noise = derive_seed(seed or 0, "gymnasium/noise", noise_seed)
-        self._env.unwrapped.np_random = require("gymnasium.utils.seeding", extra="dev").np_random(noise)[0]
+        self._env.unwrapped.np_random = require("gymnasium.utils.seeding", extra="dev").np_random(
+            noise
+        )[0]
         return self._text, info
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
@@ -111,10 +133,15 @@ class GymnasiumEnv(BaseEnv):
 
 
 def _resolve(id: str, registry: Mapping[str, Any]) -> str:
-    """The registered id. An id with a module in front (my_package:MyEnv-v0) is left to Gymnasium, which imports it."""
+    """The registered id. An id with a module in front (my_package:MyEnv-v0) is left to Gymnasium,
+    which imports it."""
     if id in registry or ":" in id:
         return id
-    versions = [int(name[len(id) + 2 :]) for name in registry if name.startswith(f"{id}-v") and name[-1].isdigit()]
+    versions = [
+        int(name[len(id) + 2 :])
+        for name in registry
+        if name.startswith(f"{id}-v") and name[-1].isdigit()
+    ]
     if not versions:
         raise unknown_name("gymnasium", id, sorted(registry))
     return f"{id}-v{max(versions)}"
@@ -128,7 +155,8 @@ def describe(observation: Any, env: Any) -> str:
         >>> from gymnasium.spaces import Box, Dict, Discrete
         >>> import numpy as np
         >>> space = Dict({"where": Discrete(5), "wind": Box(-1.0, 1.0, (2,))})
-        >>> describe({"where": 3, "wind": np.array([0.5, -0.25])}, SimpleNamespace(observation_space=space))
+        >>> describe({"where": 3, "wind": np.array([0.5, -0.25])},
+        ...     SimpleNamespace(observation_space=space))
         'where: 3, wind: [0.5, -0.25]'
     """
     return _words(observation)
@@ -154,7 +182,9 @@ def _words_of_list(value: Any) -> str:
 
 def _taxi(observation: Any, env: Any) -> str:
     row, column, passenger, destination = env.decode(int(observation))
-    stands = [f"{name} (row {r}, column {c})" for name, (r, c) in zip("RGYB", env.locs, strict=True)]
+    stands = [
+        f"{name} (row {r}, column {c})" for name, (r, c) in zip("RGYB", env.locs, strict=True)
+    ]
     rider = "Passenger in the taxi" if passenger == 4 else f"Passenger at {stands[passenger]}"
     return f"Taxi at row {row}, column {column}. {rider}. Destination: {stands[destination]}."
 
@@ -170,7 +200,10 @@ def _grid_lake(observation: Any, env: Any) -> str:
 
 def _cliff(observation: Any, env: Any) -> str:
     row, column = divmod(int(observation), 12)
-    return f"You stand at row {row}, column {column} of 4 rows and 12 columns. The goal is at row 3, column 11."
+    return (
+        f"You stand at row {row}, column {column} of 4 rows and 12 columns. The goal is at row 3, "
+        "column 11."
+    )
 
 
 def _blackjack(observation: Any, env: Any) -> str:
@@ -187,13 +220,18 @@ OBSERVERS: Mapping[str, Observe] = {
     "CliffWalkingSlippery": _cliff,
     "Blackjack": _blackjack,
 }
+_LAKE = "Walk on the frozen lake to the goal and avoid the holes. P you, _ ice, O hole, G goal."
 INTRODUCTIONS: Mapping[str, str] = {
-    "Taxi": "Drive the taxi on a 5x5 grid with walls: fetch the passenger and bring them to the destination. A step "
-    "costs 1, delivering pays 20, a wrong pickup or dropoff costs 10.",
-    "FrozenLake": "Walk on the frozen lake to the goal and avoid the holes. P you, _ ice, O hole, G goal.",
-    "FrozenLake8x8": "Walk on the frozen lake to the goal and avoid the holes. P you, _ ice, O hole, G goal.",
-    "CliffWalking": "Walk to the goal. The cliff is row 3, columns 1 to 10: stepping there costs 100 and puts you back "
-    "at the start (row 3, column 0). A step costs 1.",
+    "Taxi": (
+        "Drive the taxi on a 5x5 grid with walls: fetch the passenger and bring them to the "
+        "destination. A step costs 1, delivering pays 20, a wrong pickup or dropoff costs 10."
+    ),
+    "FrozenLake": _LAKE,
+    "FrozenLake8x8": _LAKE,
+    "CliffWalking": (
+        "Walk to the goal. The cliff is row 3, columns 1 to 10: stepping there costs 100 and puts "
+        "you back at the start (row 3, column 0). A step costs 1."
+    ),
     "Blackjack": "Get closer to 21 than the dealer without going over.",
 }
 
@@ -203,7 +241,9 @@ def _introduction(env: Any, id: str) -> str:
     if base in INTRODUCTIONS:
         return INTRODUCTIONS[base]
     text = (type(env.unwrapped).__doc__ or "").strip()
-    paragraphs = [part for part in text.split("\n\n") if part.strip() and not part.strip().startswith("#")]
+    paragraphs = [
+        part for part in text.split("\n\n") if part.strip() and not part.strip().startswith("#")
+    ]
     return " ".join(paragraphs[0].split()) if paragraphs else f"You are in the environment {id}."
 
 

@@ -1,4 +1,5 @@
-"""What household things are and where they may lie, and a few floor plans to play on when no others are given."""
+"""What household things are and where they may lie, and a few floor plans to play on when no others
+are given."""
 
 import gzip
 import json
@@ -33,10 +34,24 @@ HOLDS: Mapping[str, frozenset[str]] = {
     "Cart": LINEN | WASHING | frozenset({"Candle", "SoapBottle", "SprayBottle", "TissueBox"}),
     "CoffeeMachine": frozenset({"Mug"}),
     "CoffeeTable": TABLETOP - {"Bowl", "Cup", "Mug", "AlarmClock"},
-    "CounterTop": FOOD | CUTLERY | DISHES | COOKWARE | BOTTLES | SHAKERS | LINEN | WASHING | DECOR - {"Box"},
+    "CounterTop": FOOD
+    | CUTLERY
+    | DISHES
+    | COOKWARE
+    | BOTTLES
+    | SHAKERS
+    | LINEN
+    | WASHING
+    | DECOR - {"Box"},
     "Desk": TABLETOP | SPORT - {"BaseballBat"},
     "DiningTable": FOOD | CUTLERY | COOKWARE | SHAKERS | TABLETOP | frozenset({"WineBottle"}),
-    "Drawer": CUTLERY | SHAKERS | STATIONERY | POCKET | LINEN | WASHING | frozenset({"SoapBottle", "SprayBottle"}),
+    "Drawer": CUTLERY
+    | SHAKERS
+    | STATIONERY
+    | POCKET
+    | LINEN
+    | WASHING
+    | frozenset({"SoapBottle", "SprayBottle"}),
     "Dresser": TABLETOP | SPORT - {"BaseballBat"},
     "Fridge": FOOD | DISHES | frozenset({"Glassbottle", "Pan", "Pot", "WineBottle"}),
     "GarbageCan": FOOD | LINEN | WASHING | BOTTLES | STATIONERY - {"Book"},
@@ -47,7 +62,12 @@ HOLDS: Mapping[str, frozenset[str]] = {
     "Safe": POCKET - {"RemoteControl"} | frozenset({"CD", "Statue", "Vase"}),
     "Shelf": TABLETOP | BOTTLES | SHAKERS | LINEN | WASHING | frozenset({"Kettle", "Pot"}),
     "SideTable": TABLETOP | FOOD | CUTLERY - {"Ladle"} | SPORT,
-    "SinkBasin": DISHES | CUTLERY | COOKWARE | LINEN | (FOOD - {"Bread"}) | (WASHING - {"ToiletPaper"}),
+    "SinkBasin": DISHES
+    | CUTLERY
+    | COOKWARE
+    | LINEN
+    | (FOOD - {"Bread"})
+    | (WASHING - {"ToiletPaper"}),
     "Sofa": POCKET | frozenset({"Book", "Box", "Laptop", "Newspaper", "Pillow"}),
     "StoveBurner": COOKWARE,
     "TVStand": POCKET | STATIONERY | DECOR,
@@ -59,7 +79,12 @@ HOLDS: Mapping[str, frozenset[str]] = {
 
 OPENABLE = frozenset({"Cabinet", "Drawer", "Fridge", "Microwave", "Safe"})
 CLEANABLE = (
-    DISHES | CUTLERY | COOKWARE | LINEN - {"HandTowel"} | FOOD - {"Bread"} | frozenset({"DishSponge", "SoapBar"})
+    DISHES
+    | CUTLERY
+    | COOKWARE
+    | LINEN - {"HandTowel"}
+    | FOOD - {"Bread"}
+    | frozenset({"DishSponge", "SoapBar"})
 )
 HEATABLE = FOOD - {"Lettuce"} | DISHES - {"Bowl"}
 COOLABLE = FOOD | DISHES | frozenset({"Pan", "Pot", "WineBottle"})
@@ -71,10 +96,24 @@ _BASINS = {"SinkBasin": "Sink", "BathtubBasin": "Bathtub"}
 _HELD_OUT_EVERY = 5
 
 _BELONGS: Mapping[str, frozenset[str]] = {
-    "kitchen": FOOD | CUTLERY | DISHES | COOKWARE | BOTTLES | SHAKERS | frozenset({"Cloth", "DishSponge", "Vase"}),
-    "livingroom": STATIONERY | POCKET | DECOR | frozenset({"Laptop", "Mug", "Pillow", "Plate", LAMP}),
-    "bedroom": STATIONERY | POCKET | SPORT | frozenset({"AlarmClock", "Box", "Cloth", "Laptop", "Mug", "Pillow", LAMP}),
-    "bathroom": LINEN | WASHING | frozenset({"Candle", "SoapBottle", "SprayBottle", "TissueBox", "Towel"}),
+    "kitchen": FOOD
+    | CUTLERY
+    | DISHES
+    | COOKWARE
+    | BOTTLES
+    | SHAKERS
+    | frozenset({"Cloth", "DishSponge", "Vase"}),
+    "livingroom": STATIONERY
+    | POCKET
+    | DECOR
+    | frozenset({"Laptop", "Mug", "Pillow", "Plate", LAMP}),
+    "bedroom": STATIONERY
+    | POCKET
+    | SPORT
+    | frozenset({"AlarmClock", "Box", "Cloth", "Laptop", "Mug", "Pillow", LAMP}),
+    "bathroom": LINEN
+    | WASHING
+    | frozenset({"Candle", "SoapBottle", "SprayBottle", "TissueBox", "Towel"}),
 }
 """Sort of room -> what is found in the sample rooms of that sort."""
 
@@ -137,7 +176,8 @@ class FloorPlan:
 
 
 def sample_plans() -> tuple[FloorPlan, ...]:
-    """Twenty rooms of four sorts, written for this project; one room in five is held out for validation."""
+    """Twenty rooms of four sorts, written for this project; one room in five is held out for
+    validation."""
     plans: list[FloorPlan] = []
     for index, (name, furniture) in enumerate(sorted(_SAMPLE.items())):
         plans.append(_furnish(name.replace(" ", ""), furniture, held_out=_is_held_out(index)))
@@ -145,14 +185,22 @@ def sample_plans() -> tuple[FloorPlan, ...]:
 
 
 def load_plans(path: str | Path) -> tuple[FloorPlan, ...]:
-    """The floor plans of a JSON file, gzipped or not: {number: {"receptacles": {id: pose}, "objects": [type, ...]}}.
+    """The floor plans of a JSON file, gzipped or not: {number: {"receptacles": {id: pose},
+    "objects": [type, ...]}}.
 
-    Within each hundred of numbers, which ALFRED gives to one sort of room, every fifth plan is held out.
+    Within each hundred of numbers, which ALFRED gives to one sort of room, every fifth plan is held
+    out.
     """
     file = Path(path)
     if not file.is_file():
-        raise FileNotFoundError(f"floor plans are read from a JSON file (.json or .json.gz), there is none at {file}")
-    with gzip.open(file, "rt", encoding="utf-8") if file.suffix == ".gz" else file.open(encoding="utf-8") as text:
+        raise FileNotFoundError(
+            f"floor plans are read from a JSON file (.json or .json.gz), there is none at {file}"
+        )
+    with (
+        gzip.open(file, "rt", encoding="utf-8")
+        if file.suffix == ".gz"
+        else file.open(encoding="utf-8") as text
+    ):
         data = cast(Mapping[str, Mapping[str, Any]], json.load(text))
     seen: Counter[int] = Counter()
     plans: list[FloorPlan] = []
@@ -166,7 +214,14 @@ def load_plans(path: str | Path) -> tuple[FloorPlan, ...]:
         held_out = _is_held_out(seen[group])
         seen[group] += 1
         objects = frozenset(map(str, row["objects"]))
-        plans.append(FloorPlan(name=f"FloorPlan{number}", receptacles=receptacles, objects=objects, held_out=held_out))
+        plans.append(
+            FloorPlan(
+                name=f"FloorPlan{number}",
+                receptacles=receptacles,
+                objects=objects,
+                held_out=held_out,
+            )
+        )
     return tuple(plans)
 
 
@@ -187,10 +242,16 @@ def _furnish(name: str, furniture: str, *, held_out: bool) -> FloorPlan:
             # Chests and racks: two drawers or shelves are used from the same place.
             step = index // 2 if kind in ("Drawer", "Shelf") else index
             first, last = _BASINS.get(kind, kind), f"|{kind}" if kind in _BASINS else ""
-            # Ids decide how things are numbered, so they carry digits that look arbitrary, as those of real rooms do.
+            # Ids decide how things are numbered, so they carry digits that look arbitrary, as those
+            # of real rooms do.
             height = derive_seed(position, f"height {name} {kind}", index) % 200
-            where = f"+{position:02d}.{step:02d}|+{height // 100:02d}.{height % 100:02d}|-{index:02d}.50"
-            receptacles.append(Receptacle(id=f"{first}|{where}{last}", kind=kind, place=f"loc|{position}|-{step}|0|60"))
+            metres, rest = divmod(height, 100)
+            where = f"+{position:02d}.{step:02d}|+{metres:02d}.{rest:02d}|-{index:02d}.50"
+            receptacles.append(
+                Receptacle(
+                    id=f"{first}|{where}{last}", kind=kind, place=f"loc|{position}|-{step}|0|60"
+                )
+            )
     kinds = {receptacle.kind for receptacle in receptacles}
     movable = frozenset(thing for kind in kinds for thing in HOLDS[kind])
     objects = movable & _BELONGS[name.rstrip("0123456789")]

@@ -15,15 +15,19 @@ from turnwise.envs.validate import refuse_keywords
 
 STEP_REWARD, BOX_REWARD, SOLVED_REWARD = -0.1, 1.0, 10.0
 
-_MOVES = {spelling: index for index, name in enumerate(DIRECTIONS) for spelling in (name, name.lower(), str(index + 1))}
+_MOVES = {
+    spelling: index
+    for index, name in enumerate(DIRECTIONS)
+    for spelling in (name, name.lower(), str(index + 1))
+}
 
 
 class SokobanEnv(BaseEnv):
     """Sokoban on generated rooms or on level files.
 
-    Each action costs 0.1, a box pushed onto a target earns 1, one pushed off it loses 1, and the last one earns 10.
-    Rooms of a seed are made by reverse play and always solvable; train and val rooms, or levels of a file, are told
-    apart by their content.
+    Each action costs 0.1, a box pushed onto a target earns 1, one pushed off it loses 1, and the
+    last one earns 10. Rooms of a seed are made by reverse play and always solvable; train and val
+    rooms, or levels of a file, are told apart by their content.
 
     Example:
         >>> env = SokobanEnv(levels=[["######", "#@ $.#", "######"]])
@@ -36,8 +40,10 @@ class SokobanEnv(BaseEnv):
     """
 
     instruction = (
-        "You are playing Sokoban. Push every box onto a target. You move one cell at a time. You push a box by walking "
-        "into it, if the cell behind it is free; you cannot pull, and you cannot push two boxes at once. A box in a "
+        "You are playing Sokoban. Push every box onto a target. You move one cell at a time. You "
+        "push a box by walking "
+        "into it, if the cell behind it is free; you cannot pull, and you cannot push two boxes at "
+        "once. A box in a "
         "corner stays there. The actions are Up, Down, Left and Right."
     )
     actions = DIRECTIONS
@@ -59,18 +65,27 @@ class SokobanEnv(BaseEnv):
         Args:
             dim: the room's side, or (height, width), walls included.
             max_steps: actions after which an episode is truncated.
-            search_depth: pulls of the reverse play that makes a room, so also a bound on the pushes it needs.
-            levels: a file or directory of Boxoban levels, or levels as rows of text, in place of generated rooms.
-            val_fraction: share of the rooms or levels that validation gets. One level alone serves both.
+            search_depth: pulls of the reverse play that makes a room, so also a bound on the pushes
+                it needs.
+            levels: a file or directory of Boxoban levels, or levels as rows of text, in place of
+                generated rooms.
+            val_fraction: share of the rooms or levels that validation gets. One level alone serves
+                both.
             observation: grid, coord or grid_coord.
-            vocabulary: other signs for wall, floor, target, box, box_on_target, player, player_on_target.
+            vocabulary: other signs for wall, floor, target, box, box_on_target, player,
+                player_on_target.
         """
         if max_steps < 1:
             raise ValueError(f"an episode has at least one step, got max_steps = {max_steps}")
         if not 0.0 < val_fraction < 1.0:
-            raise ValueError(f"val_fraction lies between 0 and 1 so that both splits have levels, got {val_fraction}")
+            raise ValueError(
+                "val_fraction lies between 0 and 1 so that both splits have levels, got "
+                f"{val_fraction}"
+            )
         height, width = (dim, dim) if isinstance(dim, int) else _pair(dim)
-        self.spec = RoomSpec(width=width, height=height, num_boxes=num_boxes, search_depth=search_depth)
+        self.spec = RoomSpec(
+            width=width, height=height, num_boxes=num_boxes, search_depth=search_depth
+        )
         self.max_steps = max_steps
         self.val_fraction = val_fraction
         self._text = BoardText(observation, vocabulary)
@@ -82,13 +97,13 @@ class SokobanEnv(BaseEnv):
         self._done = True
 
     def reset(self, seed: int | None = None, *, split: str = "train", **kwargs: Any) -> str:
-        """The board that this seed stands for."""
+        """The board of this seed."""
         refuse_keywords(kwargs, name="sokoban")
         self.start(self.level_of(seed or 0, split=split))
         return self.render()
 
     def level_of(self, seed: int, *, split: str = "train") -> Level:
-        """The level that a seed stands for, on one side of the split."""
+        """The level of a seed in one split."""
         if split not in ("train", "val"):
             raise ValueError(f"split is train or val, got {split!r}")
         if self._levels is not None:
@@ -105,11 +120,14 @@ class SokobanEnv(BaseEnv):
     @property
     def board(self) -> Board:
         if self._board is None:
-            raise EnvError("an episode begins with reset(), but step() or the board was asked for before")
+            raise EnvError(
+                "an episode begins with reset(), but step() or the board was asked for before"
+            )
         return self._board
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
-        """(board, reward, solved, out of steps, info). Text that names no direction costs a step and moves nothing."""
+        """(board, reward, solved, out of steps, info). Text that names no direction costs a step
+        and moves nothing."""
         board = self.board
         if self._done:
             raise EnvError("the episode is over; call reset() before the next step")
@@ -142,13 +160,16 @@ class SokobanEnv(BaseEnv):
         return None if self._board is None else self._board.text(self._text.signs)
 
     def potential(self) -> float | None:
-        """Minus the pushes that the boxes need, each alone to its nearest target; a stuck box counts as the board."""
+        """Minus the pushes that the boxes need, each alone to its nearest target; a stuck box
+        counts as the board."""
         board = self.board
         if self._distances is None or self._distances[0] is not board.level:
             self._distances = (board.level, push_distances(board.level))
         distances = self._distances[1]
         stuck = board.level.width + board.level.height
-        return -float(sum(stuck if distances[box] == UNREACHABLE else distances[box] for box in board.boxes()))
+        return -float(
+            sum(stuck if distances[box] == UNREACHABLE else distances[box] for box in board.boxes())
+        )
 
 
 def _pair(dim: Sequence[int]) -> tuple[int, int]:
@@ -162,14 +183,16 @@ def _levels_of_file(path: str) -> tuple[Level, ...]:
     return read_levels(path)
 
 
-def _split_levels(source: str | Path | Sequence[Sequence[str]], val_fraction: float) -> dict[str, tuple[Level, ...]]:
+def _split_levels(
+    source: str | Path | Sequence[Sequence[str]], val_fraction: float
+) -> dict[str, tuple[Level, ...]]:
     if isinstance(source, str | Path):
         levels = _levels_of_file(str(source))
     else:
         levels = tuple(Level.from_rows(rows) for rows in source)
     if len({level.digest() for level in levels}) == 1:
         return {"train": levels, "val": levels}
-    sides = {"train": [], "val": []}
+    sides: dict[str, list[Level]] = {"train": [], "val": []}
     for level in levels:
         sides[split_of(level, val_fraction=val_fraction)].append(level)
     for name, side in sides.items():

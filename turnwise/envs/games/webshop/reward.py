@@ -2,9 +2,9 @@
 
     score = r_type * (attributes hit + options hit + [price <= limit]) / (attributes + options + 1)
 
-One thing is repaired. WebShop compares a synthetic goal's options as (name, value) pairs and reduces colours to their
-plain names on one side only, so that a perfect purchase can score below 1. Here values are compared with values, and
-colours are reduced on both sides.
+One thing is repaired. WebShop compares a synthetic goal's options as (name, value) pairs and
+reduces colours to their plain names on one side only, so that a perfect purchase can score below 1.
+Here values are compared with values, and colours are reduced on both sides.
 """
 
 import re
@@ -17,19 +17,21 @@ from turnwise.envs.games.webshop.goals import Goal
 MATCH = 85
 """Two phrases match when their token-set ratio, rounded, is above this."""
 _COLOUR_TEXT = """
-alabaster apricot aqua ash asphalt azure banana beige black blue blush bordeaux bronze brown burgundy camel camo
-caramel champagne charcoal cheetah chestnut chocolate christmas coffee cognac copper coral cranberry cream crystal
-dark denim eggplant elephant espresso fuchsia gold granite grape graphite grass gray green grey heather indigo ivory
-ivy khaki lavender lemon leopard light lilac lime magenta maroon mauve merlot midnight mint mocha multicolor
-mushroom mustard natural navy nude olive orange peach pewter pink plum purple rainbow red rose royal rust sand
-sapphire seashell silver skull slate steel stone stonewash sunflower tan taupe teal tiger turquoise violet walnut
+alabaster apricot aqua ash asphalt azure banana beige black blue blush bordeaux bronze brown
+burgundy camel camo caramel champagne charcoal cheetah chestnut chocolate christmas coffee cognac
+copper coral cranberry cream crystal dark denim eggplant elephant espresso fuchsia gold granite
+grape graphite grass gray green grey heather indigo ivory ivy khaki lavender lemon leopard light
+lilac lime magenta maroon mauve merlot midnight mint mocha multicolor mushroom mustard natural navy
+nude olive orange peach pewter pink plum purple rainbow red rose royal rust sand sapphire seashell
+silver skull slate steel stone stonewash sunflower tan taupe teal tiger turquoise violet walnut
 wheat white wine yellow"""
 COLOURS = tuple(_COLOUR_TEXT.split())
-"""The words that WebShop takes for colours, in its order: the first that occurs in an option names it."""
+"""The words that WebShop takes for colours, in its order: the first that occurs in an option names
+it."""
 _WORD = re.compile(r"[^\W\d_]{2,}")
 _NOT_NOUN_TEXT = """
-and the for with from of in on to by or at an your our you is are be new free set pack inch inches oz fl
-ct"""
+and the for with from of in on to by or at an your our you is are be new free set pack inch inches
+oz fl ct"""
 _NOT_NOUNS = frozenset(_NOT_NOUN_TEXT.split())
 
 
@@ -38,12 +40,13 @@ class Score:
     """A purchase, judged.
 
     Example:
-        >>> Score(r_type=0.5, attribute_hits=1, option_hits=0, price_hit=True, num_attributes=2, num_options=1).total
+        >>> Score(r_type=0.5, attribute_hits=1, option_hits=0, price_hit=True, num_attributes=2,
+        ...       num_options=1).total
         0.25
     """
 
     r_type: float
-    """1 for the same kind of thing, down to 0 for something else entirely."""
+    """1 for the same kind of product, down to 0 for an unrelated one."""
     attribute_hits: int
     option_hits: int
     price_hit: bool
@@ -64,7 +67,8 @@ def judge(
     options: Mapping[str, str],
     nouns: Mapping[str, Sequence[str]] | None = None,
 ) -> Score:
-    """The score of buying a product with these options. `nouns`: product id -> nouns of its title (see title_nouns)."""
+    """The score of buying a product with these options. `nouns`: product id -> nouns of its title
+    (see title_nouns)."""
     return Score(
         r_type=type_reward(product, goal, nouns=nouns),
         attribute_hits=_attribute_hits(product, goal),
@@ -75,8 +79,11 @@ def judge(
     )
 
 
-def type_reward(product: Product, goal: Goal, *, nouns: Mapping[str, Sequence[str]] | None = None) -> float:
-    """Whether it is the kind of thing that was asked for, by query, categories and the nouns of the titles."""
+def type_reward(
+    product: Product, goal: Goal, *, nouns: Mapping[str, Sequence[str]] | None = None
+) -> float:
+    """Whether it is the kind of thing that was asked for, by query, categories and the nouns of the
+    titles."""
     wanted = title_nouns(goal.asin, goal.title, nouns)
     bought = title_nouns(product.asin, product.title, nouns)
     title_score = len(set(wanted) & set(bought)) / len(wanted) if wanted else 0.2
@@ -90,7 +97,8 @@ def type_reward(product: Product, goal: Goal, *, nouns: Mapping[str, Sequence[st
 
 
 def title_nouns(asin: str, title: str, nouns: Mapping[str, Sequence[str]] | None) -> Sequence[str]:
-    """The nouns of a title as the file says; without a file, or where it has none, the words that are likely ones."""
+    """The nouns of a title as the file says; without a file, or where it has none, the words that
+    are likely ones."""
     if nouns is not None and asin in nouns:
         return nouns[asin]
     return [word for word in _WORD.findall(title.lower()) if word not in _NOT_NOUNS]
@@ -124,7 +132,8 @@ def _categories(path: str) -> set[str]:
 def _attribute_hits(product: Product, goal: Goal) -> int:
     texts = (product.title.lower(), " ".join(product.bullets).lower(), product.description.lower())
     return sum(
-        any(matches(attribute, own) for own in product.attributes) or any(attribute in text for text in texts)
+        any(matches(attribute, own) for own in product.attributes)
+        or any(attribute in text for text in texts)
         for attribute in goal.attributes
     )
 

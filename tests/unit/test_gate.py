@@ -1,0 +1,690 @@
+"""Nothing that an environment, a tool, a server or a model returns or raises ends a run: it is
+mended, or it is the status of its episode. Values are drawn for every field, in every place."""
+
+import asyncio
+import json
+import math
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from decimal import Decimal
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import pytest
+from hostile_env import Liars
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rollout_parts import CountEnv, config_for, says
+
+from turnwise.config.schema import EnvConfig, FormatConfig
+from turnwise.data.batch import collate
+from turnwise.data.samples import episode_to_samples
+from turnwise.envs.base import EnvError
+from turnwise.envs.gate import (
+    CUT,
+    MAX_INFO,
+    MAX_TEXT,
+    admit_observation,
+    admit_result,
+    ask,
+    clean_text,
+    describe,
+    json_safe,
+    read_info,
+    read_reward,
+)
+from turnwise.envs.messages import MultiTurnEnv
+from turnwise.envs.rubric import Rubric
+from turnwise.envs.tools.calls import make_tool, parse_tool_calls, run_tool
+from turnwise.procs.coroutines import run_sync
+from turnwise.procs.interrupts import (
+    count_interrupt,
+    from_the_user,
+    interrupts,
+    watching_interrupts,
+)
+from turnwise.rollout.agents import Agent
+from turnwise.rollout.proxy import AgentProxy
+from turnwise.rollout.sync import SyncMultiTurnRollout
+from turnwise.serve.client import RemoteEnv
+from turnwise.testing.tiny import tiny_tokenizer
+from turnwise.types import (
+    Completion,
+    Episode,
+    Message,
+    Observation,
+    Status,
+    StepResult,
+    Task,
+    ToolCall,
+)
+
+
+class Rude:
+    """Raises wherever it is looked at."""
+
+    def __repr__(self) -> str:  # hypothesis and pytest show it too, and must live
+        if "turnwise" in sys._getframe(2).f_globals["__name__"] or "reprlib" in str(
+            sys._getframe(1)
+        ):
+            raise SystemExit("no repr")
+        return "Rude()"
+
+    def _leave(self) -> Any:
+        raise SystemExit(1)
+
+    __str__ = __float__ = __bool__ = __len__ = __iter__ = _leave
+
+
+def cycle() -> Any:
+    loop: dict[str, Any] = {}
+    loop["a"], loop["b"], loop["c"] = loop, [loop, loop], "text"
+    return loop
+
+
+TEXTS = st.text(st.characters(categories=["L", "N", "P", "Cs", "Cc"]), max_size=20)
+"""Half surrogate pairs included."""
+NUMBERS = st.one_of(
+    st.floats(),
+    st.sampled_from([1e39, -1e300, 10**400, "1.0", b"1", None, True, Decimal("1e999")]),
+    st.builds(lambda: 10**5000),  # a literal could not be shown
+    st.sampled_from([np.float32(0.5), np.array([1.0, 2.0]), np.bool_(True), 1j, Rude()]),
+)
+ODD = st.one_of(
+    NUMBERS,
+    TEXTS,
+    st.sampled_from(
+        [b"\xff", {1, 2}, {(1, 2): 3, None: 4}, [[[]]], object(), Rude(), "x" * 300_000]
+    ),
+    st.builds(cycle),
+    st.builds(lambda: np.arange(6).reshape(2, 3)),
+)
+VALUES = st.recursive(
+    ODD,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXTS, inner, max_size=3),
+    max_leaves=6,
+)
+ROLES = st.sampled_from(["user", "system", "tool", "assistant", "robot", "", None, 7])
+CALLS = st.one_of(
+    VALUES,
+    st.lists(
+        st.builds(ToolCall, id=TEXTS | ODD, name=TEXTS | ODD, arguments=TEXTS | ODD), max_size=2
+    ),
+)
+
+
+def usually(default: Any, other: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    """The default two times in three, so that a value gets past its neighbours."""
+    return st.one_of(st.just(default), st.just(default), other)
+
+
+MESSAGES = st.builds(
+    Message,
+    role=usually("user", ROLES),
+    content=usually("Well?", VALUES),
+    tool_calls=usually((), CALLS),
+    tool_call_id=usually(None, VALUES),
+    name=usually(None, VALUES),
+)
+SPOKEN = usually(
+    (Message(role="user", content="On."),), st.lists(MESSAGES | VALUES, max_size=3) | VALUES
+)
+OPENINGS = st.one_of(
+    st.builds(
+        Observation,
+        messages=SPOKEN,
+        tools=usually((), VALUES),
+        state_key=usually(None, VALUES),
+        info=usually({}, VALUES),
+    ),
+    VALUES,
+)
+RESULTS = st.one_of(
+    st.builds(
+        StepResult,
+        messages=SPOKEN,
+        reward=usually(1.0, NUMBERS),
+        terminated=usually(False, VALUES),
+        truncated=usually(False, VALUES),
+        action=usually("go", VALUES),
+        reward_parts=usually({}, st.dictionaries(TEXTS, NUMBERS, max_size=2) | VALUES),
+        state_key=usually(None, VALUES),
+        info=usually({}, VALUES),
+    ),
+    VALUES,
+)
+TASKS = st.builds(
+    Task,
+    id=usually("t", VALUES),
+    seed=usually(3, NUMBERS),
+    payload=usually({}, VALUES),
+    split=usually("train", VALUES),
+)
+KINDS = (
+    BaseException, GeneratorExit, asyncio.CancelledError, SystemExit, StopIteration,
+    StopAsyncIteration, KeyboardInterrupt, MemoryError, RecursionError, EnvError, ValueError,
+)  # fmt: skip
+ERRORS = st.builds(lambda kind, text: kind(text), st.sampled_from(KINDS), TEXTS | ODD)
+ACTS = st.fixed_dictionaries(
+    {
+        "make_task": usually(Task(id="t", seed=3), TASKS | VALUES | ERRORS),
+        "reset": usually(
+            Observation(messages=(Message(role="user", content="Go?"),)), OPENINGS | ERRORS
+        ),
+        "step": usually(
+            StepResult(messages=(Message(role="user", content="On."),), reward=1.0),
+            RESULTS | ERRORS,
+        ),
+        "finish": usually(StepResult(messages=(), reward=0.25), RESULTS | ERRORS),
+        "close": usually(None, ERRORS),
+    }
+)  # fmt: skip
+
+
+class Scripted(CountEnv):
+    """Returns or raises what it is told, in group 1; group 0 is sound."""
+
+    def __init__(self, acts: dict[str, Any]) -> None:
+        super().__init__()
+        self._acts = acts
+        self._hostile = False
+
+    def make_task(self, seed: int, split: str) -> Task:
+        self._hostile = not self._hostile
+        if self._hostile:
+            return super().make_task(0, split)
+        return self._act("make_task")
+
+    def reset(self, task: Task, noise_seed: int = 0) -> Observation:
+        self._hostile = task.seed == 3
+        return self._act("reset") if self._hostile else super().reset(task, noise_seed)
+
+    def step(self, message: Message) -> StepResult:
+        return self._act("step") if self._hostile else super().step(message)
+
+    def finish(self) -> StepResult:
+        return self._act("finish") if self._hostile else super().finish()
+
+    def close(self) -> None:
+        if self._hostile:
+            self._act("close")
+
+    def _act(self, what: str) -> Any:
+        value = self._acts[what]
+        if isinstance(value, BaseException):
+            raise value
+        return value
+
+
+def assert_sound(episode: Episode) -> None:
+    """The episode can be stored, read back and trained on."""
+    line = episode.to_line()
+    assert Episode.from_line(line.encode().decode()) == Episode.from_json(json.loads(line))
+    assert all(math.isfinite(np.float32(turn.reward) ** 2) for turn in episode.turns)
+    for turn in episode.turns:
+        assert len(json.dumps(dict(turn.info))) < 3 * MAX_INFO
+    if episode.status.failed:
+        assert episode.error
+        assert len(episode.error) < 3000
+    elif episode.turns:
+        collate(list(episode_to_samples(episode)), pad_id=0)
+
+
+def play(acts: dict[str, Any], isolation: str) -> list[Episode]:
+    config = config_for(groups=2, size=2, isolation=isolation, num_workers=2, retries=1)
+    proxy = AgentProxy(
+        config, says(), tiny_tokenizer(), factories={"count": lambda: Scripted(acts)}
+    )
+    try:
+        return proxy.play_all(0)
+    finally:
+        proxy.close()
+
+
+def check_run(acts: dict[str, Any], isolation: str) -> None:
+    episodes = play(acts, isolation)
+    assert len(episodes) == 4
+    for episode in episodes:
+        assert_sound(episode)
+    assert [e.status for e in episodes[:2]] == [Status.COMPLETED] * 2
+
+
+@given(ACTS)
+def test_no_value_and_no_error_of_an_environment_ends_a_run(acts: dict[str, Any]) -> None:
+    check_run(acts, "inline")
+
+
+@settings(max_examples=25)
+@given(ACTS)
+def test_nor_in_threads(acts: dict[str, Any]) -> None:
+    check_run(acts, "thread")
+
+
+@settings(max_examples=25)
+@given(ACTS)
+def test_nor_in_lockstep(acts: dict[str, Any]) -> None:
+    config = config_for(groups=2, size=2, isolation="inline")
+    rollout = SyncMultiTurnRollout(
+        says(), config, tiny_tokenizer(), factories={"count": lambda: Scripted(acts)}
+    )
+    rollout.rollout()
+    episodes = rollout.env_state.episodes()
+    rollout.close()
+    assert len(episodes) == 4
+    for episode in episodes:
+        assert_sound(episode)
+
+
+@given(st.one_of(OPENINGS, RESULTS, VALUES))
+def test_what_passes_the_gate_passes_it_unchanged(value: Any) -> None:
+    for admit in (admit_observation, admit_result):
+        try:
+            once = ask("env", lambda admit=admit: cast(Any, admit)(value, name="env"))
+        except EnvError as error:
+            str(error).encode()
+        else:
+            assert cast(Any, admit)(once, name="env") == once
+
+
+@given(VALUES)
+def test_json_is_plain_and_bounded(value: Any) -> None:
+    plain = ask("value", lambda: json_safe(value))
+    assert json_safe(plain) == plain
+    json.dumps(plain, ensure_ascii=False, allow_nan=False).encode()
+    info = ask("info", lambda: read_info({"found": value, "success": True}, name="env"))
+    assert info["success"] is True
+    assert len(json.dumps(info, ensure_ascii=False)) < 3 * MAX_INFO
+
+
+def test_an_info_that_is_too_long_says_so_and_keeps_its_facts() -> None:
+    info = read_info({"log": "x" * 10**6, "rows": list(range(10**6)), "success": False}, name="env")
+    assert info["success"] is False
+    assert str(MAX_INFO) in info[CUT]
+    assert len(json.dumps(info)) < 2 * MAX_INFO
+    assert CUT not in read_info({"log": "x" * 1000}, name="env")
+    assert json_safe({"n": 10**5000, 10**5000: 1})["n"] == "<an integer of 16610 bits>"
+
+
+@pytest.mark.parametrize("value", [1e39, -1e300, 10**400, 1e13, math.nan, math.inf, "1.0", None])
+def test_rewards_beyond_float32_are_the_environments_error(value: Any) -> None:
+    with pytest.raises(EnvError, match="a reward must"):
+        read_reward(value, name="env")
+    assert read_reward(1e12, name="env") == 1e12
+
+
+@given(TEXTS)
+def test_text_is_valid_and_sound_text_is_left_alone(text: str) -> None:
+    cleaned = clean_text(text)
+    cleaned.encode()
+    assert clean_text(cleaned) == cleaned
+    if not any("\ud800" <= sign <= "\udfff" for sign in text):
+        assert cleaned == text
+
+
+@given(ERRORS)
+def test_every_error_has_words(error: BaseException) -> None:
+    text = describe(error)
+    text.encode()
+    assert text.startswith(type(error).__name__)
+    assert len(text) < 3000
+
+
+class Interrupted(CountEnv):
+    """Gets a Ctrl-C in its second step, and does something about it."""
+
+    def __init__(self, then: Callable[[], Any]) -> None:
+        super().__init__()
+        self.then = then
+
+    def step(self, message: Message) -> StepResult:
+        if self.count == 1:
+            self.then()
+        return super().step(message)
+
+
+def press_and_swallow() -> None:
+    try:
+        press()
+    except BaseException:
+        return
+
+
+def press_and_translate() -> None:
+    try:
+        press()
+    except BaseException as error:
+        raise ValueError("something happened") from error
+
+
+def press() -> None:
+    os.kill(os.getpid(), signal.SIGINT)
+    for _ in range(1000):  # the signal arrives between two of these
+        pass
+
+
+def pretend() -> None:
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("then", [press, press_and_swallow, press_and_translate])
+def test_a_real_interrupt_ends_the_run(then: Callable[[], Any]) -> None:
+    config = config_for(groups=1, size=2, isolation="inline")
+    proxy = AgentProxy(
+        config, says(), tiny_tokenizer(), factories={"count": lambda: Interrupted(then)}
+    )
+    with pytest.raises(KeyboardInterrupt):
+        proxy.play(0)
+    proxy.close()
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_an_interrupt_that_an_environment_raised_is_a_status() -> None:
+    config = config_for(groups=1, size=2, isolation="inline", retries=0)
+    proxy = AgentProxy(
+        config, says(), tiny_tokenizer(), factories={"count": lambda: Interrupted(pretend)}
+    )
+    episodes = proxy.play_all(0)
+    proxy.close()
+    assert len(episodes) == 2
+    assert all(str(e.error).startswith("step raised KeyboardInterrupt") for e in episodes)
+
+
+class RudeAgent(Agent):
+    """A user's agent that fails in every way."""
+
+    def observe(self, messages: Any) -> Any:
+        if self.plan.index == 0:
+            raise SystemExit("observe")
+        return [*messages[:-1], Message(role="user", content="half \ud83c")]
+
+    def act(self, text: str) -> str:
+        return cast(str, 7) if self.plan.index == 2 else text
+
+
+def test_an_agent_of_the_users_ends_no_run() -> None:
+    config = config_for(groups=1, size=3, isolation="inline", retries=0)
+    proxy = AgentProxy(
+        config, says(), tiny_tokenizer(), factories={"count": CountEnv}, agent_cls=RudeAgent
+    )
+    episodes = proxy.play_all(0)
+    proxy.close()
+    assert [e.status.value for e in episodes] == ["env_error", "completed", "env_error"]
+    assert episodes[1].prompt[-1].content == "half \ufffd"
+    for episode in episodes:
+        assert_sound(episode)
+
+
+@pytest.mark.parametrize(
+    "completion",
+    [
+        Completion(ids=(5, 2), logprobs=(-1.0, math.nan), finish_reason="stop"),
+        Completion(ids=(5, 2), logprobs=(-1.0, -math.inf), finish_reason="stop"),
+        Completion(ids=(-5, 2), logprobs=(-1.0, -1.0), finish_reason="stop"),
+        Completion(ids=(), logprobs=(), finish_reason="stop"),
+        Completion(ids=(5,), logprobs=(-1.0,), finish_reason=cast(Any, "tired")),
+    ],
+)
+def test_a_completion_that_is_none_is_the_generators_error(completion: Completion) -> None:
+    generator = says()
+    sound = generator.generate
+
+    async def generate(session: Any, new_ids: Any, sampling: Any) -> Completion:
+        found = await sound(session, new_ids, sampling)
+        return completion if "g1" in session.key else found
+
+    generator.generate = generate
+    config = config_for(groups=2, size=2, isolation="inline", retries=0)
+    proxy = AgentProxy(config, generator, tiny_tokenizer(), factories={"count": CountEnv})
+    episodes = proxy.play_all(0)
+    proxy.close()
+    assert [e.status.value for e in episodes] == ["completed"] * 2 + ["generator_error"] * 2
+    for episode in episodes:
+        assert_sound(episode)
+
+
+def bad_tool(kind: str) -> Any:
+    """Fails.
+
+    Args:
+        kind: how
+    """
+    match kind:
+        case "text":
+            return "half \ud83c"
+        case "json":
+            return {"half \ud83c": 10**5000, "loop": cycle()}
+        case "exit":
+            raise SystemExit("half \ud83c")
+        case "generator":
+            raise GeneratorExit
+        case _:
+            raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("kind", ["text", "json", "exit", "generator", "interrupt"])
+def test_what_tools_return_and_raise_is_text(kind: str) -> None:
+    tool = make_tool(bad_tool)
+    text = run_tool(tool, json.dumps({"kind": kind}), timeout=5.0)
+    text.encode()
+    assert text
+    (call,) = parse_tool_calls('<tool_call>{"name": "x\\ud83c", "arguments": {}}</tool_call>')
+    assert call.name == "x\ufffd"
+
+
+def test_async_user_code_that_exits_leaves_the_shared_loop_alive() -> None:
+    async def leave() -> None:
+        raise SystemExit(1)
+
+    left: list[asyncio.Task[None]] = []
+
+    async def leave_behind() -> None:
+        left.append(asyncio.get_running_loop().create_task(leave()))
+        await asyncio.sleep(0)
+
+    async def answer() -> int:
+        return 42
+
+    with pytest.raises(SystemExit):
+        run_sync(leave())
+    run_sync(leave_behind())
+    assert run_sync(answer(), timeout=30.0) == 42
+    assert isinstance(left[0].exception(), SystemExit)
+
+
+class Chat(MultiTurnEnv):
+    """Speaks as the model, which an environment must not."""
+
+    def is_completed(self, messages: Any, state: Any, **kwargs: Any) -> bool:
+        return False
+
+    def env_response(self, messages: Any, state: Any, **kwargs: Any) -> Any:
+        return [{"role": "assistant", "content": "I am the model."}], state
+
+
+def test_an_environment_does_not_speak_as_the_assistant() -> None:
+    from turnwise.envs.adapters import as_env
+
+    config = config_for(groups=1, size=1, isolation="inline", retries=0)
+    shots = [{"role": "user", "content": "1+1?"}, {"role": "assistant", "content": "2"}]
+    rows = [{"prompt": [*shots, {"role": "user", "content": f"{n}+1?"}]} for n in range(4)]
+    chat = Chat(rows, Rubric([]), max_turns=3)
+    factory = lambda: as_env(chat, config=EnvConfig(), name="chat")  # noqa: E731
+    proxy = AgentProxy(config, says(), tiny_tokenizer(), factories={"count": factory})
+    (episode,) = proxy.play_all(0)
+    proxy.close()
+    assert len(episode.prompt) == 3, "examples in the opening are allowed"
+    assert "a message of the assistant" in (episode.error or "")
+    with pytest.raises(EnvError, match="that the model can answer"):
+        admit_observation(Observation(messages=(Message(role="assistant", content="x"),)), name="e")
+
+
+GOOD_RESULT: dict[str, Any] = {
+    "messages": [{"role": "user", "content": "On."}], "reward": 1.0, "terminated": False,
+    "truncated": False, "action": "go", "reward_parts": {}, "state_key": None, "info": {},
+}  # fmt: skip
+GOOD_OPENING: dict[str, Any] = {
+    "messages": [{"role": "user", "content": "Go?"}], "tools": [], "state_key": None, "info": {},
+}  # fmt: skip
+GOOD_SPEC: dict[str, Any] = {"name": "it", "max_turns": 3, "max_sessions": 4}
+ANSWERS: dict[str, Any] = {}
+
+
+class Liar(BaseHTTPRequestHandler):
+    """A server that answers what it is told, as JSON with whatever Python writes there."""
+
+    protocol_version = "HTTP/1.1"
+    wbufsize = 1 << 16  # an answer is written at once
+
+    def log_message(self, format: str, *args: Any) -> None:
+        pass
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        self.do_GET()
+
+    def do_GET(self) -> None:
+        what = self.path.rpartition("/")[2]
+        known = {"open": {"idle_timeout": 60.0}, "close": {}, "heartbeat": {}, "spec": GOOD_SPEC}
+        data = json.dumps(ANSWERS.get(what, known.get(what))).encode()
+        self.send_response(int(ANSWERS.get("status", 200)) if what == "step" else 200)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+        self.wfile.flush()
+
+
+@contextmanager
+def liar() -> Iterator[str]:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Liar)
+    server.daemon_threads = True
+    threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
+    try:
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+JSONS = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.floats()
+    | st.integers()
+    | TEXTS
+    | st.just("false")
+    | st.just("1.0"),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXTS, inner, max_size=3),
+    max_leaves=5,
+)
+
+
+def test_remote_answers_are_checked_like_local_ones() -> None:
+    wrong: list[tuple[str, Any]] = [
+        ("reward", math.nan), ("reward", "1.0"), ("reward", 1e39), ("terminated", "false"),
+        ("truncated", 1), ("messages", [{"role": "user", "content": 7}]), ("messages", "On."),
+        ("messages", [{"role": "assistant", "content": "I."}]), ("info", []), ("action", 3),
+        ("messages", [{"role": "user", "content": "", "tool_calls": [{"id": 1}]}]),
+        ("state_key", 7),
+    ]  # fmt: skip
+    with liar() as url:
+        env = RemoteEnv(url)
+        ANSWERS.clear()
+        ANSWERS.update(reset=GOOD_OPENING, task=Task(id="t", seed=1).to_json())
+        task = env.make_task(0, "train")
+        for key, value in wrong:
+            ANSWERS["step"] = {**GOOD_RESULT, key: value}
+            env.reset(task)
+            if (key, value) != ("messages", "On."):  # plain text is a user's message, as elsewhere
+                with pytest.raises(EnvError):
+                    env.step(Message(role="assistant", content="go"))
+        ANSWERS["step"] = {**GOOD_RESULT, "info": {"x": math.nan, "n": 10**300, "half": "\ud83c"}}
+        env.reset(task)
+        info = env.step(Message(role="assistant", content="go")).info
+        assert info == {"x": None, "n": "<an integer of 997 bits>", "half": "\ufffd"}
+        for spec in (
+            {},
+            [],
+            None,
+            {**GOOD_SPEC, "max_sessions": "4"},
+            {**GOOD_SPEC, "max_turns": 1.5},
+        ):
+            ANSWERS["spec"] = spec
+            with pytest.raises(EnvError):
+                RemoteEnv(url)
+        del ANSWERS["spec"]
+
+        @settings(max_examples=60)
+        @given(
+            st.sampled_from(sorted(GOOD_RESULT)), JSONS, JSONS | st.just(GOOD_RESULT), st.booleans()
+        )
+        def search(key: str, value: Any, whole: Any, refused: bool) -> None:
+            for answer in ({**GOOD_RESULT, key: value}, whole, {"error": value}):
+                ANSWERS.update(step=answer, status=422 if refused else 200)
+                env.reset(task)
+                try:
+                    result = env.step(Message(role="assistant", content="go"))
+                except EnvError as error:
+                    str(error).encode()
+                else:
+                    assert admit_result(result, name="it") == result
+
+        search()
+        env.close()
+
+
+def test_a_worker_process_survives_what_its_environments_return_and_raise() -> None:
+    from turnwise.config.schema import RolloutConfig
+    from turnwise.isolation.processes import ProcessPool
+
+    env = EnvConfig(
+        name=f"{Path(__file__).with_name('hostile_env.py')}:Liars", format=FormatConfig(style="raw")
+    )
+
+    async def run() -> tuple[list[Any], int]:
+        pool = ProcessPool({"e": env}, RolloutConfig(num_workers=1, step_timeout=60.0))
+        found: list[Any] = []
+        try:
+            for kind in range(len(Liars.ANSWERS)):
+                handle = pool.open("e")
+                await handle.reset(Task(id="t", seed=0, payload={"kind": kind}), 0)
+                try:
+                    found.append(await handle.step(Message(role="assistant", content="go")))
+                except EnvError as error:
+                    found.append(str(error))
+                await handle.close()
+            return found, pool.counts.started
+        finally:
+            await pool.close()
+
+    found, started = asyncio.run(run())
+    assert started == 1, "one of them took the worker down"
+    *errors, sound = found
+    assert all(isinstance(error, str) for error in errors), errors
+    assert "step raised SystemExit: half \ufffd" in errors[5]
+    assert sound.info == {"n": "<an integer of 16610 bits>", "half": "\ufffd"}
+
+
+def test_text_has_a_limit() -> None:
+    long = Message(role="user", content="x" * (MAX_TEXT // 2 + 1))
+    with pytest.raises(EnvError, match=f"the limit is {MAX_TEXT}"):
+        admit_result(StepResult(messages=(long, long), reward=0.0), name="env")
+
+
+def test_another_signal_interrupts_where_ctrl_c_is_ignored() -> None:
+    """As SIGTERM does to a run in the background of a script."""
+    found = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with watching_interrupts():
+            before = interrupts()
+            assert not from_the_user(KeyboardInterrupt(), before=before)
+            count_interrupt()
+            assert from_the_user(KeyboardInterrupt(), before=before)
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, found)

@@ -1,0 +1,552 @@
+# pyright: reportUnknownArgumentType=false, reportUnknownVariableType=false
+"""The gate: validates everything that environments, tools, servers and models return.
+
+It guarantees four things. Text is valid Unicode. Numbers are finite and can be squared in float32.
+JSON is plain JSON of bounded size. Any exception of foreign code is an EnvError, except the user's
+Ctrl-C. The gate repairs values if that keeps their meaning (half a surrogate pair becomes U+FFFD);
+other violations of the contract raise an EnvError that names the rule.
+"""
+
+import json
+import math
+import reprlib
+from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field
+from typing import Any, TypeVar, cast, get_args
+
+from turnwise.envs.base import EnvError
+from turnwise.procs.interrupts import from_the_user, interrupts
+from turnwise.types import (
+    Call,
+    Completion,
+    FinishReason,
+    Json,
+    Message,
+    Observation,
+    Role,
+    StepResult,
+    Task,
+    ToolCall,
+)
+from turnwise.user_code import line_of
+
+T = TypeVar("T")
+ROLES = frozenset[str](get_args(Role))
+MAX_REWARD = 1e12
+"""Largest absolute reward. The sum over 10 000 turns, squared over a million tokens, is finite in
+float32, whose largest number is 3.4e38."""
+MAX_TEXT = 1 << 24
+"""Maximum characters of an environment's answer (all messages together) and of a task."""
+MAX_INFO = 100_000
+"""Maximum characters of an info, as JSON."""
+MAX_ERROR = 2_000
+"""Maximum characters of an error's message."""
+MAX_DEPTH = 12
+MAX_INT_BITS = 256
+CUT = "turnwise_cut"
+"""The key that marks a truncated info."""
+
+_short = reprlib.Repr()
+_short.maxlevel, _short.maxstring, _short.maxother = 3, 200, 200
+_short.maxlist = _short.maxtuple = _short.maxdict = _short.maxset = _short.maxfrozenset = 12
+
+
+def ask(what: str, function: Callable[[], T]) -> T:
+    """The result of foreign code. Any exception becomes an EnvError that begins with `what`.
+
+    That includes SystemExit, GeneratorExit and CancelledError. The user's Ctrl-C is raised even if
+    the foreign code swallowed it.
+
+    Example:
+        >>> ask("coin: step", lambda: exit(3))
+        Traceback (most recent call last):
+        turnwise.envs.base.EnvError: coin: step raised SystemExit: 3
+    """
+    before = interrupts()
+    try:
+        value = function()
+    except BaseException as error:
+        if from_the_user(error, before=before):
+            raise KeyboardInterrupt from error
+        if isinstance(error, EnvError):
+            raise
+        raise EnvError(f"{what} raised {raised_at(error)}") from error
+    if interrupts() != before and from_the_user(None, before=before):
+        raise KeyboardInterrupt
+    return value
+
+
+def describe(error: BaseException) -> str:
+    """The error's type and message, as valid and bounded text.
+
+    Example:
+        >>> describe(ValueError("half a sign: \\ud83c"))
+        'ValueError: half a sign: \\ufffd'
+    """
+    return f"{type(error).__name__}: {words(error)}".removesuffix(": ")
+
+
+def raised_at(error: BaseException) -> str:
+    """`describe(error)`, with the file and line of the user's code.
+
+    Example:
+        >>> raised_at(KeyError("side"))
+        "KeyError: 'side'"
+    """
+    return describe(error) + clean_text(line_of(error))
+
+
+def words(value: object) -> str:
+    """`str(value)` as valid and bounded text, whatever the object's own `__str__` does."""
+    try:
+        text = clean_text(str(value))
+    except BaseException as failure:
+        text = f"<{type(value).__name__} whose text raised {type(failure).__name__}>"
+    return text if len(text) <= MAX_ERROR else text[: MAX_ERROR - 6] + " [cut]"
+
+
+def brief(value: object) -> str:
+    """The value's repr, truncated; also for objects whose repr raises."""
+    try:
+        text = clean_text(_short.repr(value))
+    except BaseException as failure:
+        text = f"<{type(value).__name__} whose repr raised {type(failure).__name__}>"
+    return text if len(text) <= 200 else text[:197] + "..."
+
+
+def clean_text(text: str) -> str:
+    """The text as valid Unicode: surrogate pairs are joined, lone surrogates replaced.
+
+    Example:
+        >>> clean_text("caf\\u00e9 \\ud83d\\ude00 \\ud83d")
+        'caf\u00e9 \U0001f600 \ufffd'
+    """
+    text = str.__str__(text)  # a subclass may override __str__
+    if text.isascii():
+        return text
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+    return text
+
+
+def read_text(value: Any, *, what: str) -> str:
+    """The value, which must be text.
+
+    Example:
+        >>> read_text(7, what="coin: the content of a message")
+        Traceback (most recent call last):
+        turnwise.envs.base.EnvError: coin: the content of a message must be text, got int: 7
+    """
+    if type(value) is str and value.isascii() and len(value) <= MAX_TEXT:
+        return value
+    if not isinstance(value, str):
+        raise EnvError(f"{what} must be text, got {type(value).__name__}: {brief(value)}")
+    if len(value) > MAX_TEXT:
+        raise EnvError(f"{what} has {len(value)} characters; the limit is {MAX_TEXT}")
+    return clean_text(value)
+
+
+def read_reward(value: Any, *, name: str, what: str = "a reward") -> float:
+    """A finite float, small enough for float32 and its squares.
+
+    Example:
+        >>> read_reward(float("nan"), name="coin")
+        Traceback (most recent call last):
+        turnwise.envs.base.EnvError: coin: a reward must be a finite number, got nan
+    """
+    if type(value) is not float:
+        if isinstance(value, str | bytes | bytearray) or value is None:
+            raise EnvError(f"{name}: {what} must be a finite number, got {brief(value)}")
+        try:
+            value = float(value)
+        except (TypeError, ValueError, OverflowError) as error:
+            raise EnvError(f"{name}: {what} must be a finite number, got {brief(value)}") from error
+    if not math.isfinite(value):
+        raise EnvError(f"{name}: {what} must be a finite number, got {value}")
+    if abs(value) > MAX_REWARD:
+        raise EnvError(
+            f"{name}: {what} must be within +-{MAX_REWARD:g}, got {value:g}; float32 cannot hold "
+            "the squares of larger ones, so scale the rewards down"
+        )
+    return value
+
+
+def read_flag(value: Any, *, name: str) -> bool:
+    """True or False, from a bool or numpy's."""
+    if isinstance(value, bool):
+        return value
+    if type(value).__module__ == "numpy" and type(value).__name__ in ("bool", "bool_"):
+        return bool(value)
+    raise EnvError(
+        f"{name}: done, terminated and truncated must be True or False, got {brief(value)}"
+    )
+
+
+def read_info(value: Any, *, name: str) -> dict[str, Json]:
+    """The info dict as JSON of at most MAX_INFO characters. Items that do not fit are dropped, long
+    ones first, and the key `turnwise_cut` is set.
+
+    Example:
+        >>> read_info({"log": "x" * 200_000, "success": True}, name="coin")["success"]
+        True
+    """
+    if value is None:
+        return {}
+    if type(value) is dict and _is_simple(cast(dict[Any, Any], value)):
+        return dict(cast(dict[str, Json], value))
+    if not isinstance(value, Mapping):
+        raise EnvError(f"{name}: info must be a dict, got {type(value).__name__}: {brief(value)}")
+    items = cast(Mapping[Any, Any], value)
+    room = _Room(MAX_INFO)
+    info = cast(dict[str, Json], _plain(items, room, 0))
+    if room.cut:
+        few = {key: item for key, item in items.items() if _is_short(item)}
+        rest = {key: item for key, item in items.items() if key not in few}
+        info = cast(dict[str, Json], _plain({**few, **rest}, _Room(MAX_INFO), 0))
+        info[CUT] = f"this info was longer than {MAX_INFO} characters"
+    return info
+
+
+def _is_simple(items: dict[Any, Any]) -> bool:
+    """True for an info of a few short values, which needs no repair. Nearly every info is."""
+    if len(items) > 32:
+        return False
+    for key, item in items.items():
+        if type(key) is not str or len(key) > 100 or not key.isascii():
+            return False
+        kind = cast(object, type(item))
+        if kind is str:
+            sound = len(item) <= 200 and item.isascii()
+        elif kind is int:
+            sound = -(2**63) <= item < 2**63
+        elif kind is float:
+            sound = math.isfinite(item)
+        else:
+            sound = item is None or kind is bool
+        if not sound:
+            return False
+    return True
+
+
+def read_json(value: Any, *, what: str) -> Json:
+    """The value as JSON. More than MAX_TEXT characters are an error.
+
+    Example:
+        >>> read_json({"size": (4, 4)}, what="coin: the row")
+        {'size': [4, 4]}
+    """
+    room = _Room(MAX_TEXT)
+    plain = _plain(value, room, 0)
+    if room.cut:
+        raise EnvError(f"{what} is longer than {MAX_TEXT} characters as JSON")
+    return plain
+
+
+def json_safe(value: Any) -> Json:
+    """The value as JSON: non-finite numbers become None, unknown objects and huge integers their
+    text. Truncated to MAX_TEXT characters.
+
+    Example:
+        >>> json_safe({1: (float("inf"), {2}), "f": abs})
+        {'1': [None, [2]], 'f': '<built-in function abs>'}
+    """
+    return _plain(value, _Room(MAX_TEXT), 0)
+
+
+@dataclass(slots=True)
+class _Room:
+    """The remaining number of characters for a value's JSON."""
+
+    left: int
+    cut: bool = False
+    around: set[int] = field(default_factory=set[int])
+    """Ids of the enclosing containers, to detect cycles."""
+
+    def take(self, text: str) -> str:
+        """The part of the text that fits."""
+        size, left = len(text) + 4, self.left
+        self.left -= size
+        if size > left:
+            self.cut = True
+            return text[: max(left, 0)]
+        return text
+
+
+def _plain(value: Any, room: _Room, depth: int) -> Json:
+    if value is None or value is True or value is False:
+        room.left -= 6
+        return value
+    if isinstance(value, str):
+        return room.take(clean_text(value))
+    if isinstance(value, int):
+        room.left -= 8
+        if int.bit_length(value) > MAX_INT_BITS:
+            return f"<an integer of {int.bit_length(value)} bits>"
+        return int(value)
+    if isinstance(value, float):
+        room.left -= 8
+        return float(value) if math.isfinite(value) else None
+    if id(value) in room.around:
+        return room.take("<itself>")
+    if depth < MAX_DEPTH:
+        room.around.add(id(value))
+        try:
+            return _plain_container(value, room, depth)
+        finally:
+            room.around.discard(id(value))
+    return room.take(brief(value))
+
+
+def _plain_container(value: Any, room: _Room, depth: int) -> Json:
+    if isinstance(value, Mapping):
+        return _plain_mapping(cast(Mapping[Any, Any], value), room, depth)
+    if isinstance(value, AbstractSet):
+        return sorted(_plain_items(cast(AbstractSet[Any], value), room, depth), key=repr)
+    if isinstance(value, Sequence) and not isinstance(value, bytes | bytearray | memoryview):
+        return _plain_items(cast(Sequence[Any], value), room, depth)
+    if type(value).__module__ == "numpy" and int(getattr(value, "size", 1)) <= MAX_TEXT:
+        return _plain(cast(Any, value).tolist(), room, depth + 1)
+    return room.take(brief(value))
+
+
+def _plain_mapping(value: Mapping[Any, Any], room: _Room, depth: int) -> dict[str, Json]:
+    found: dict[str, Json] = {}
+    for key, item in value.items():
+        if room.left <= 0:
+            room.cut = True
+            break
+        name = room.take(clean_text(key) if isinstance(key, str) else words(key))
+        found[name] = _plain(item, room, depth + 1)
+    return found
+
+
+def _plain_items(value: "Sequence[Any] | AbstractSet[Any]", room: _Room, depth: int) -> list[Json]:
+    found: list[Json] = []
+    for item in value:
+        if room.left <= 0:
+            room.cut = True
+            break
+        found.append(_plain(item, room, depth + 1))
+    return found
+
+
+def _is_short(value: Any) -> bool:
+    return value is None or isinstance(value, bool | int | float)
+
+
+def read_message(item: Any, *, where: str) -> Message:
+    """A message from a Message, a dict in OpenAI's format, or plain text (role user).
+
+    Example:
+        >>> read_message({"role": "user", "content": "Up or down?"}, where="coin: reset").content
+        'Up or down?'
+        >>> read_message({"role": "user", "content": 7}, where="coin: reset")
+        Traceback (most recent call last):
+        turnwise.envs.base.EnvError: coin: reset: the content of a message must be text, got int: 7
+    """
+    if isinstance(item, Message):
+        if _is_plain(item):
+            return item
+        return _read_fields(
+            item.role, item.content, item.tool_calls, item.tool_call_id, item.name, where=where
+        )
+    if isinstance(item, str):
+        return Message(role="user", content=read_text(item, what=where))
+    if not isinstance(item, Mapping):
+        raise EnvError(f"{where} has a {type(item).__name__} instead of a message dict")
+    data = cast(Mapping[str, Any], item)
+    content = data.get("content")
+    return _read_fields(
+        data.get("role"),
+        "" if content is None else content,
+        data.get("tool_calls") or (),
+        data.get("tool_call_id"),
+        data.get("name"),
+        where=where,
+    )
+
+
+def _is_plain(message: Message) -> bool:
+    """True for a message that needs no repair. Nearly all are, and every turn has some."""
+    content = cast(object, message.content)
+    return (
+        type(content) is str
+        and len(content) <= MAX_TEXT
+        and content.isascii()
+        and not message.tool_calls
+        and message.tool_call_id is None
+        and message.name is None
+        and type(message.role) is str
+        and message.role in ROLES
+    )
+
+
+def _read_fields(
+    role: Any, content: Any, calls: Any, call_id: Any, name: Any, *, where: str
+) -> Message:
+    if not isinstance(role, str) or role not in ROLES:
+        raise EnvError(
+            f"{where}: a message's role is one of {', '.join(get_args(Role))}, got {brief(role)}"
+        )
+    if not isinstance(calls, Sequence) or isinstance(calls, str | bytes):
+        raise EnvError(f"{where} holds malformed tool calls: {brief(calls)}")
+    return Message(
+        role=cast(Role, str(role)),
+        content=read_text(content, what=f"{where}: the content of a message"),
+        tool_calls=tuple(_read_call(call, where=where) for call in cast(Sequence[Any], calls)),
+        tool_call_id=_optional(call_id, what=f"{where}: the tool_call_id of a message"),
+        name=_optional(name, what=f"{where}: the name of a message"),
+    )
+
+
+def _read_call(call: Any, *, where: str) -> ToolCall:
+    if isinstance(call, ToolCall):
+        call_id, name, arguments = call.id, call.name, call.arguments
+    else:
+        try:
+            function = call["function"]
+            call_id, name, arguments = call["id"], function["name"], function["arguments"]
+        except (KeyError, TypeError, IndexError) as error:
+            raise EnvError(f"{where} holds malformed tool calls: {brief(call)}") from error
+    if isinstance(arguments, Mapping):
+        arguments = json.dumps(read_json(arguments, what=f"{where}: the arguments of a call"))
+    return ToolCall(
+        id=read_text(call_id, what=f"{where}: the id of a tool call"),
+        name=read_text(name, what=f"{where}: the name in a tool call"),
+        arguments=read_text(arguments, what=f"{where}: the arguments of a tool call"),
+    )
+
+
+def _optional(value: Any, *, what: str) -> str | None:
+    return None if value is None else read_text(value, what=what)
+
+
+def read_messages(value: Any, *, where: str) -> tuple[Message, ...]:
+    """A sequence of messages, or a single one."""
+    if type(value) is tuple and len(cast(tuple[Any, ...], value)) <= 1:
+        first = cast(tuple[Any, ...], value)
+        if not first or (type(first[0]) is Message and _is_plain(first[0])):
+            return first
+    if isinstance(value, str | Mapping | Message):
+        return (read_message(value, where=where),)
+    if not isinstance(value, Sequence):
+        raise EnvError(f"{where} must be a list of messages, got {type(value).__name__}")
+    messages = tuple(read_message(item, where=where) for item in cast(Sequence[Any], value))
+    size = sum(len(message.content) for message in messages)
+    if size > MAX_TEXT:
+        raise EnvError(f"{where} holds {size} characters; the limit is {MAX_TEXT}")
+    return messages
+
+
+def admit_observation(value: Any, *, name: str) -> Observation:
+    """The result of a reset, checked.
+
+    Example:
+        >>> admit_observation("no observation", name="coin")
+        Traceback (most recent call last):
+        turnwise.envs.base.EnvError: coin: reset must return an Observation, got str
+    """
+    if not isinstance(value, Observation):
+        raise EnvError(f"{name}: reset must return an Observation, got {type(value).__name__}")
+    messages = read_messages(value.messages, where=f"{name}: the opening")
+    if not messages or messages[-1].role == "assistant":
+        raise EnvError(f"{name}: the opening must end with a message that the model can answer")
+    tools = read_json(value.tools, what=f"{name}: the tools")
+    if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
+        raise EnvError(f"{name}: tools is a list of dicts, got {brief(value.tools)}")
+    return Observation(
+        messages=messages,
+        tools=tuple(tools),
+        state_key=_optional(value.state_key, what=f"{name}: the state key"),
+        info=read_info(value.info, name=name),
+        call=_read_next(value.call, name=name),
+    )
+
+
+def admit_result(value: Any, *, name: str) -> StepResult:
+    """The result of a step or `finish`, checked. An environment may not write assistant messages;
+    only one that says how the next turn is played may quote them."""
+    if not isinstance(value, StepResult):
+        raise EnvError(f"{name}: step must return a StepResult, got {type(value).__name__}")
+    messages = read_messages(value.messages, where=f"{name}: the answer")
+    call = _read_next(value.call, name=name)
+    quoted = messages if call is None else messages[-1:]
+    if any(message.role == "assistant" for message in quoted):
+        raise EnvError(f"{name}: the environment's answer has a message of the assistant")
+    rewritten = value.rewritten
+    if rewritten is not None:
+        rewritten = admit_observation(rewritten, name=f"{name}: the rewritten conversation")
+    parts = cast(object, value.reward_parts)
+    if type(parts) is not dict and not isinstance(parts, Mapping):
+        raise EnvError(f"{name}: reward_parts is a dict, got {brief(parts)}")
+    return StepResult(
+        messages=messages,
+        reward=read_reward(value.reward, name=name),
+        terminated=read_flag(value.terminated, name=name),
+        truncated=read_flag(value.truncated, name=name),
+        action=_optional(value.action, what=f"{name}: the action"),
+        reward_parts={
+            read_text(part, what=f"{name}: the name of a reward's part"): read_reward(
+                number, name=name, what="a part of the reward"
+            )
+            for part, number in cast(Mapping[Any, Any], parts).items()
+        },
+        state_key=_optional(value.state_key, what=f"{name}: the state key"),
+        info=read_info(value.info, name=name),
+        rewritten=rewritten,
+        call=_read_next(value.call, name=name),
+        earlier={
+            int(turn): read_reward(number, name=name, what="a reward of an earlier turn")
+            for turn, number in value.earlier.items()
+        },
+        trained=read_flag(value.trained, name=name),
+    )
+
+
+def _read_next(value: Any, *, name: str) -> Call | None:
+    if value is None or isinstance(value, Call):
+        return value
+    raise EnvError(f"{name}: the next turn is described by a Call, got {brief(value)}")
+
+
+def admit_task(value: Any, *, name: str) -> Task:
+    """The result of `make_task`, checked."""
+    if not isinstance(value, Task):
+        raise EnvError(f"{name}: make_task must return a Task, got {type(value).__name__}")
+    payload = read_json(value.payload, what=f"{name}: the payload of a task")
+    seed = cast(object, value.seed)
+    if not isinstance(payload, dict):
+        raise EnvError(f"{name}: the payload of a task is a dict, got {brief(value.payload)}")
+    if not isinstance(seed, int) or isinstance(seed, bool) or seed.bit_length() > MAX_INT_BITS:
+        raise EnvError(f"{name}: the seed of a task is an integer, got {brief(seed)}")
+    return Task(
+        id=read_text(value.id, what=f"{name}: the id of a task"),
+        seed=int(seed),
+        payload=cast(dict[str, Json], payload),
+        split=read_text(value.split, what=f"{name}: the split of a task"),
+    )
+
+
+def admit_completion(value: Completion) -> Completion:
+    """The result of a generator, checked.
+
+    Raises:
+        ValueError: the completion cannot be stored or trained on.
+
+    Example:
+        >>> admit_completion(Completion(ids=(5,), logprobs=(float("nan"),), finish_reason="stop"))
+        Traceback (most recent call last):
+        ValueError: the generator returned a log-prob that is not finite: nan
+    """
+    ids = cast(tuple[Any, ...], value.ids)
+    if not ids or not all(isinstance(token, int) and token >= 0 for token in ids):
+        raise ValueError(f"the generator returned no ids, or invalid ones: {brief(value.ids)}")
+    if not all(map(math.isfinite, value.logprobs)):
+        wrong = next(number for number in value.logprobs if not math.isfinite(number))
+        raise ValueError(f"the generator returned a log-prob that is not finite: {wrong}")
+    if value.finish_reason not in get_args(FinishReason):
+        raise ValueError(f"the generator returned the finish reason {brief(value.finish_reason)}")
+    return value

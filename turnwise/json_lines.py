@@ -1,0 +1,94 @@
+"""Files of JSON as strangers write them: what cannot be read is refused with its file and line."""
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NoReturn, TypeVar
+
+T = TypeVar("T")
+UNREADABLE = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError)
+"""What Python raises where data has another shape than the code that takes it apart."""
+
+
+class FileError(ValueError):
+    """A file that cannot be read; the message says which, where, and why."""
+
+
+def parse_json(text: str | bytes) -> Any:
+    """What the text says, in JSON's own numbers: neither NaN nor infinities.
+
+    Raises:
+        ValueError: it is no JSON, or nests too deep to be read.
+
+    Example:
+        >>> parse_json('{"reward": NaN}')
+        Traceback (most recent call last):
+        ValueError: NaN is no JSON number
+    """
+    try:
+        return json.loads(text, parse_constant=_refuse)
+    except RecursionError:
+        raise ValueError("it nests too deep") from None
+
+
+def read_text(path: Path) -> str:
+    """The text of a UTF-8 file.
+
+    Raises:
+        FileError: it cannot be opened, or is not UTF-8; names the line.
+    """
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise FileError(f"{path} cannot be read: {error.strerror or error}") from None
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise FileError(f"{path}, line {line} is not UTF-8 text: {error.reason}") from None
+
+
+def read_json(path: Path, read: Callable[[Any], T]) -> T:
+    """What `read` makes of a file of JSON.
+
+    Raises:
+        FileError: it is no JSON, or not of the shape that `read` takes.
+    """
+    try:
+        return read(parse_json(read_text(path)))
+    except FileError:
+        raise
+    except UNREADABLE as error:
+        raise FileError(f"{path} cannot be read: {_why(error)}") from error
+
+
+def read_json_lines(
+    path: Path, read: Callable[[Any], T], *, torn: bool = False
+) -> Iterator[tuple[int, T]]:
+    """(number, what `read` makes of it) of every line that is not blank. With `torn` the last line
+    counts only where it is whole.
+
+    Raises:
+        FileError: a line is no JSON, or not of the shape that `read` takes; names the line.
+    """
+    try:
+        lines = path.read_bytes().split(b"\n")
+    except OSError as error:
+        raise FileError(f"{path} cannot be read: {error.strerror or error}") from None
+    for number, line in enumerate(lines[:-1] if torn else lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            yield number, read(parse_json(line.decode("utf-8")))
+        except UNREADABLE as error:
+            raise FileError(f"{path}, line {number} cannot be read: {_why(error)}") from error
+
+
+def _refuse(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no JSON number")
+
+
+def _why(error: Exception) -> str:
+    if isinstance(error, KeyError):
+        return f"it has no {error}"
+    return str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
