@@ -6,14 +6,37 @@ import pytest
 import torch
 from algo_batches import make_batch
 
-from turnwise.algos import PRESETS, KLState, build_algorithm, filter_groups, kl_estimate, kl_rewards, update_kl
+from turnwise.algos import (
+    PRESETS,
+    KLState,
+    build_algorithm,
+    dr_grpo,
+    filter_groups,
+    grpo,
+    kl_estimate,
+    kl_rewards,
+    rloo,
+    update_kl,
+)
 from turnwise.config.schema import AlgoConfig, AlgorithmName
+from turnwise.log.doctor import GROUP_RELATIVE
 
 
 def test_every_name_has_a_preset_of_that_name() -> None:
     assert set(PRESETS) == set(get_args(AlgorithmName))
     for name in PRESETS:
         assert build_algorithm(AlgoConfig(name=name)).name == name
+
+
+def test_the_doctor_knows_which_algorithms_compare_groups() -> None:
+    assert set(GROUP_RELATIVE) == {name for name, p in PRESETS.items() if p.compares_groups}
+
+
+def test_an_unknown_keyword_of_a_group_estimator_is_refused() -> None:
+    ones = torch.ones(2, 1)
+    for estimator in (grpo, dr_grpo, rloo):
+        with pytest.raises(TypeError, match="episode_id"):
+            estimator(ones, ones, group_ids=torch.tensor([0, 0]), episode_id=torch.tensor([0, 1]))
 
 
 def test_defaults_leave_the_preset_as_it_is() -> None:
@@ -34,22 +57,40 @@ def test_defaults_leave_the_preset_as_it_is() -> None:
 
 def test_what_they_need() -> None:
     needs = {name: (p.needs_critic, p.needs_groups) for name, p in PRESETS.items()}
-    assert {name for name, (critic, _) in needs.items() if critic} == {"ppo", "bi_level_gae", "turn_gae"}
+    assert {name for name, (critic, _) in needs.items() if critic} == {
+        "ppo",
+        "bi_level_gae",
+        "turn_gae",
+    }
     assert {name for name, (_, groups) in needs.items() if not groups} == {
         "ppo",
         "bi_level_gae",
         "turn_gae",
         "reinforce_pp",
     }
-    assert build_algorithm(AlgoConfig(name="ppo", filter="variance_top_p", filter_keep=0.9)).needs_groups
+    assert build_algorithm(
+        AlgoConfig(name="ppo", filter="variance_top_p", filter_keep=0.9)
+    ).needs_groups
     assert build_algorithm(AlgoConfig(name="ppo", kl_coef=0.1)).needs_reference
 
 
 def test_the_config_refines_the_preset() -> None:
     built = build_algorithm(
-        AlgoConfig(name="bi_level_gae", lam=0.9, surrogate="cispo", ratio_level="sequence", clip_high=0.5, whiten=False)
+        AlgoConfig(
+            name="bi_level_gae",
+            lam=0.9,
+            surrogate="cispo",
+            ratio_level="sequence",
+            clip_high=0.5,
+            whiten=False,
+        )
     )
-    assert (built.surrogate, built.ratio_level, built.clip_high, built.whiten) == ("cispo", "sequence", 0.5, False)
+    assert (built.surrogate, built.ratio_level, built.clip_high, built.whiten) == (
+        "cispo",
+        "sequence",
+        0.5,
+        False,
+    )
     assert built.high_level_lam == 0.9  # lam, where it is not given
     assert build_algorithm(AlgoConfig(lam=0.9, high_level_lam=0.5)).high_level_lam == 0.5
 
@@ -74,15 +115,20 @@ def test_the_config_refines_the_preset() -> None:
     ],
 )
 def test_a_knob_that_turns_nothing_is_refused_by_name(algo, knob) -> None:
-    with pytest.raises(ValueError, match=rf"algo\.{knob}=.* means nothing to algo\.name='{algo['name']}'"):
+    with pytest.raises(
+        ValueError, match=rf"algo\.{knob}=.* means nothing to algo\.name='{algo['name']}'"
+    ):
         build_algorithm(AlgoConfig.model_validate(algo))
 
 
 def test_kl_estimates_agree_in_expectation() -> None:
-    """k1 and k3 are unbiased: over a whole vocabulary their mean is the KL itself; k2 is close for small ones."""
+    """k1 and k3 are unbiased: over a whole vocabulary their mean is the KL itself; k2 is close for
+    small ones."""
     generator = torch.Generator().manual_seed(0)
     policy = torch.randn(50, generator=generator, dtype=torch.float64).log_softmax(-1)
-    reference = (policy + 0.1 * torch.randn(50, generator=generator, dtype=torch.float64)).log_softmax(-1)
+    reference = (
+        policy + 0.1 * torch.randn(50, generator=generator, dtype=torch.float64)
+    ).log_softmax(-1)
     exact = float((policy.exp() * (policy - reference)).sum())
     for form, tolerance in (("k1", 1e-12), ("k3", 1e-12), ("k2", 0.1 * exact)):
         found = float((policy.exp() * kl_estimate(policy, reference, form=form)).sum())
@@ -102,7 +148,8 @@ def test_kl_rewards_are_negative_and_lie_on_the_response() -> None:
 
 def test_the_kl_coefficient_follows_its_target() -> None:
     state = KLState(coef=0.1, target=0.02, horizon=100)
-    assert update_kl(state, kl=0.2, num_episodes=50).coef == pytest.approx(0.1 * 1.1)  # at most 20 % per horizon
+    # At most 20 % per horizon.
+    assert update_kl(state, kl=0.2, num_episodes=50).coef == pytest.approx(0.1 * 1.1)
     assert update_kl(state, kl=0.0, num_episodes=50).coef == pytest.approx(0.1 * 0.9)
     assert update_kl(state, kl=0.02, num_episodes=50).coef == pytest.approx(0.1)
     fixed = KLState(coef=0.1, target=None)
@@ -110,7 +157,8 @@ def test_the_kl_coefficient_follows_its_target() -> None:
 
 
 def groups_of(pairs: list[tuple[float, float]]):
-    """Groups of two episodes with these rewards; unbiased std of a pair is their distance / sqrt(2)."""
+    """Groups of two episodes with these rewards; unbiased std of a pair is their distance /
+    sqrt(2)."""
     rows = [[(2, reward)] for pair in pairs for reward in pair]
     return make_batch(rows, groups=[i // 2 for i in range(len(rows))])
 
@@ -153,6 +201,8 @@ def test_all_dropped_is_an_empty_index(name) -> None:
 
 def test_the_filter_counts_an_episode_once() -> None:
     """Four rows, two episodes with the same return: nothing to learn, though the rows differ."""
-    batch = make_batch([[(1, 1.0)], [(1, 0.0)], [(1, 1.0)]], episodes=[0, 0, 1], first_turns=[0, 1, 0])
+    batch = make_batch(
+        [[(1, 1.0)], [(1, 0.0)], [(1, 1.0)]], episodes=[0, 0, 1], first_turns=[0, 1, 0]
+    )
     rows, _ = filter_groups(batch, build_algorithm(AlgoConfig(name="grpo", filter="dynamic")))
     assert rows.tolist() == []

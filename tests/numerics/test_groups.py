@@ -1,4 +1,5 @@
-"""Group estimators, and credit on a whole Batch: closed forms, episodes of several rows, groups of one, truncation."""
+"""Group estimators, and credit on a whole Batch: closed forms, episodes of several rows, groups of
+one, truncation."""
 
 import pytest
 import torch
@@ -6,7 +7,16 @@ from algo_batches import Turns, make_batch
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from turnwise.algos import PRESETS, build_algorithm, compute_advantages, dr_grpo, gigpo, grpo, rloo, token_gae
+from turnwise.algos import (
+    PRESETS,
+    build_algorithm,
+    compute_advantages,
+    dr_grpo,
+    gigpo,
+    grpo,
+    rloo,
+    token_gae,
+)
 from turnwise.algos.filters import filter_groups
 from turnwise.algos.normalize import normalize_rewards
 from turnwise.config.schema import AlgoConfig
@@ -30,12 +40,16 @@ def run(batch: Batch, **algo: object) -> tuple[Batch, dict[str, float]]:
 
 
 def test_grpo_dr_grpo_and_rloo_by_hand() -> None:
-    batch = make_batch([[(2, 0.0), (1, 1.0)], [(3, 2.0)], [(1, 6.0)], [(2, 5.0)]], groups=[0, 0, 0, 0])
+    batch = make_batch(
+        [[(2, 0.0), (1, 1.0)], [(3, 2.0)], [(1, 6.0)], [(2, 5.0)]], groups=[0, 0, 0, 0]
+    )
     # returns 1 2 6 5, mean 3.5, unbiased variance (6.25 + 2.25 + 6.25 + 2.25) / 3
     distances = [-2.5, -1.5, 2.5, 1.5]
     std = (17 / 3) ** 0.5
     assert per_row(run(batch, name="dr_grpo")[0]) == pytest.approx(distances)
-    assert per_row(run(batch, name="grpo")[0]) == pytest.approx([d / std for d in distances], rel=1e-5)
+    assert per_row(run(batch, name="grpo")[0]) == pytest.approx(
+        [d / std for d in distances], rel=1e-5
+    )
     others = [1 - 13 / 3, 2 - 12 / 3, 6 - 8 / 3, 5 - 9 / 3]
     assert per_row(run(batch, name="rloo")[0]) == pytest.approx(others)
 
@@ -61,11 +75,17 @@ def test_an_episode_of_several_rows_counts_once(name) -> None:
     several, metrics_several = run(split, name=name)
     assert one.advantages is not None
     assert several.advantages is not None
-    first = torch.cat([several.advantages[0][split.response_mask[0]], several.advantages[2][split.response_mask[2]]])
+    first = torch.cat(
+        [
+            several.advantages[0][split.response_mask[0]],
+            several.advantages[2][split.response_mask[2]],
+        ]
+    )
     torch.testing.assert_close(first, one.advantages[0][whole.response_mask[0]])
     for row, other in ((1, 1), (2, 3)):
         torch.testing.assert_close(
-            several.advantages[other][split.response_mask[other]], one.advantages[row][whole.response_mask[row]]
+            several.advantages[other][split.response_mask[other]],
+            one.advantages[row][whole.response_mask[row]],
         )
     for key in ("episode/count", "episode/return_mean", "group/std_mean"):
         assert metrics_one[key] == pytest.approx(metrics_several[key])
@@ -73,7 +93,9 @@ def test_an_episode_of_several_rows_counts_once(name) -> None:
 
 @pytest.mark.parametrize("name", GROUPED)
 def test_a_group_of_one_is_an_error_or_a_zero(name) -> None:
-    batch = make_batch([[(2, 1.0)], [(2, 3.0)], [(2, 7.0)]], groups=[0, 0, 1], states=[[0], [0], [1]])
+    batch = make_batch(
+        [[(2, 1.0)], [(2, 3.0)], [(2, 7.0)]], groups=[0, 0, 1], states=[[0], [0], [1]]
+    )
     with pytest.raises(ValueError, match="a group of one has no baseline"):
         run(batch, name=name)
     found, metrics = run(batch, name=name, singleton="zero")
@@ -124,7 +146,8 @@ def equal_episodes(total: int, parts: list[list[int]], scale: float) -> list[Tur
 )
 @example(total=36, parts=[[], [], [2]], scale=1.0, how="batch")
 def test_equal_returns_of_different_turns_give_exactly_nothing(total, parts, scale, how) -> None:
-    """Float32 sums of different rewards differ in their last bits, and more so once they were normalised."""
+    """Float32 sums of different rewards differ in their last bits, and more so once they were
+    normalised."""
     equal = equal_episodes(total, parts, scale)
     others: list[Turns] = [[(1, 7.0 * scale)], [(1, -3.0 * scale)]]
     batch = make_batch([*equal, *others], groups=[0] * len(equal) + [1, 1])
@@ -137,11 +160,18 @@ def test_equal_returns_of_different_turns_give_exactly_nothing(total, parts, sca
     assert rows.tolist() == [len(equal), len(equal) + 1]
 
 
-@given(total=tenths, parts=parts_of_equal_returns, scale=scales, how=st.sampled_from(["none", "batch", "running"]))
+@given(
+    total=tenths,
+    parts=parts_of_equal_returns,
+    scale=scales,
+    how=st.sampled_from(["none", "batch", "running"]),
+)
 def test_turns_of_one_state_and_equal_worth_give_gigpo_nothing(total, parts, scale, how) -> None:
     """Every episode passes state 0 first, and is worth the same from there on."""
     equal = equal_episodes(total, parts, scale)
-    states = [[0, *(100 * row + turn for turn in range(1, len(turns)))] for row, turns in enumerate(equal)]
+    states = [
+        [0, *(100 * row + turn for turn in range(1, len(turns)))] for row, turns in enumerate(equal)
+    ]
     others: list[Turns] = [[(1, 7.0 * scale)], [(1, -3.0 * scale)]]
     groups = [0] * len(equal) + [1, 1]
     batch = make_batch([*equal, *others], groups=groups, states=[*states, [0], [0]])
@@ -154,8 +184,11 @@ def test_turns_of_one_state_and_equal_worth_give_gigpo_nothing(total, parts, sca
 
 @given(total=tenths, parts=parts_of_equal_returns, scale=scales, value=tenths, bootstrap=tenths)
 @pytest.mark.parametrize("name", ["reinforce_pp", "ppo", "bi_level_gae", "turn_gae"])
-def test_equal_advantages_are_not_whitened_into_noise(name, total, parts, scale, value, bootstrap) -> None:
-    """One trained token an episode, worth the same in all of them: nothing can be learned from the last bits."""
+def test_equal_advantages_are_not_whitened_into_noise(
+    name, total, parts, scale, value, bootstrap
+) -> None:
+    """One trained token an episode, worth the same in all of them: nothing can be learned from the
+    last bits."""
     equal = equal_episodes(total, parts, scale)
     batch = make_batch(equal, truncated=[True] * len(equal))
     first = batch.turn_ids == 0
@@ -164,7 +197,11 @@ def test_equal_advantages_are_not_whitened_into_noise(name, total, parts, scale,
         values=torch.where(batch.response_mask, scale * value / 10, 0.0),
         bootstrap=torch.full((len(equal),), scale * bootstrap / 10),
     )
-    rates = {"reinforce_pp": {}, "turn_gae": {"high_level_gamma": 1.0}, "bi_level_gae": {"high_level_gamma": 1.0}}
+    rates = {
+        "reinforce_pp": {},
+        "turn_gae": {"high_level_gamma": 1.0},
+        "bi_level_gae": {"high_level_gamma": 1.0},
+    }
     found, _ = run(batch, name=name, whiten=True, **rates.get(name, {}))
     assert found.advantages is not None
     assert (found.advantages == 0).all()
@@ -205,6 +242,17 @@ def test_gigpo_adds_the_turn_among_its_peers() -> None:
     assert metrics["gigpo/turns_with_peers"] == 0.5
 
 
+def test_gigpo_without_deviations_only_subtracts_means() -> None:
+    """Episodes earn 2 and 0; from state 5 on they earn 0.5 * 2 and 0."""
+    batch = make_batch([[(2, 0.0), (1, 2.0)], [(1, 0.0), (3, 0.0)]], states=[[5, 6], [5, 7]])
+    found, _ = run(batch, name="gigpo", high_level_gamma=0.5, gigpo_weight=2.0, gigpo_std=False)
+    assert found.advantages is not None
+    first = found.advantages[0][batch.turn_ids[0] == 0]
+    torch.testing.assert_close(first, torch.full_like(first, 1.0 + 2.0 * 0.5))
+    second = found.advantages[0][batch.turn_ids[0] == 1]
+    torch.testing.assert_close(second, torch.full_like(second, 1.0))
+
+
 def test_gigpo_keeps_the_states_of_groups_apart() -> None:
     rewards, mask = torch.tensor([[1.0], [2.0], [5.0], [9.0]]), torch.ones(4, 1, dtype=torch.bool)
     states = torch.zeros(4, 1, dtype=torch.int64)
@@ -216,16 +264,25 @@ def test_gigpo_keeps_the_states_of_groups_apart() -> None:
 
 
 def test_dr_grpo_and_rloo_are_proportional() -> None:
-    rewards, mask = torch.randn(5, 3, generator=torch.Generator().manual_seed(0)), torch.ones(5, 3, dtype=torch.bool)
+    rewards, mask = (
+        torch.randn(5, 3, generator=torch.Generator().manual_seed(0)),
+        torch.ones(5, 3, dtype=torch.bool),
+    )
     groups = torch.zeros(5, dtype=torch.int64)
     torch.testing.assert_close(
-        rloo(rewards, mask, group_ids=groups)[0], dr_grpo(rewards, mask, group_ids=groups)[0] * 5 / 4
+        rloo(rewards, mask, group_ids=groups)[0],
+        dr_grpo(rewards, mask, group_ids=groups)[0] * 5 / 4,
     )
 
 
 def test_rows_of_an_episode_share_a_group() -> None:
     with pytest.raises(ValueError, match="belongs to one group"):
-        run(make_batch([[(1, 1.0)], [(1, 1.0)]], groups=[0, 1], episodes=[3, 3], first_turns=[0, 1]), name="grpo")
+        run(
+            make_batch(
+                [[(1, 1.0)], [(1, 1.0)]], groups=[0, 1], episodes=[3, 3], first_turns=[0, 1]
+            ),
+            name="grpo",
+        )
 
 
 def test_reinforce_pp_is_the_whitened_return_to_go() -> None:
@@ -233,9 +290,13 @@ def test_reinforce_pp_is_the_whitened_return_to_go() -> None:
     found, _ = run(batch, name="reinforce_pp", gamma=0.5)
     assert found.advantages is not None
     assert found.returns is not None
-    torch.testing.assert_close(found.returns[0][batch.response_mask[0]], torch.tensor([0.25, 0.5, 1.0]))
+    torch.testing.assert_close(
+        found.returns[0][batch.response_mask[0]], torch.tensor([0.25, 0.5, 1.0])
+    )
     raw = torch.tensor([0.25, 0.5, 1.0, 3.0])
-    torch.testing.assert_close(found.advantages[batch.response_mask], (raw - raw.mean()) / raw.std())
+    torch.testing.assert_close(
+        found.advantages[batch.response_mask], (raw - raw.mean()) / raw.std()
+    )
 
 
 CRITICS = [name for name, preset in PRESETS.items() if preset.needs_critic]
@@ -251,7 +312,10 @@ def test_truncated_bootstraps_and_terminated_does_not(name) -> None:
     assert ended.advantages is not None
     assert cut.advantages is not None
     torch.testing.assert_close(cut.advantages[0], ended.advantages[0])
-    assert (cut.advantages[1][batch.response_mask[1]] > ended.advantages[1][batch.response_mask[1]] + 1.5).all()
+    assert (
+        cut.advantages[1][batch.response_mask[1]]
+        > ended.advantages[1][batch.response_mask[1]] + 1.5
+    ).all()
     assert metrics["episode/truncated"] == 1
 
 
@@ -270,7 +334,11 @@ def test_nan_outside_the_response_reaches_nothing(name) -> None:
     batch = make_batch([[(2, 1.0), (1, 2.0)], [(3, 3.0)]], states=[[0, 1], [0]])
     dirty = {
         field: torch.where(batch.response_mask, tensor, torch.nan)
-        for field, tensor in (("rewards", batch.rewards), ("values", batch.values), ("logprobs", batch.logprobs))
+        for field, tensor in (
+            ("rewards", batch.rewards),
+            ("values", batch.values),
+            ("logprobs", batch.logprobs),
+        )
     }
     clean, metrics = run(batch, name=name)
     found, dirty_metrics = run(batch.replace(**dirty), name=name)
@@ -311,7 +379,9 @@ def test_whitening_counts_what_is_trained() -> None:
 
 def test_explained_variance() -> None:
     batch = make_batch([[(3, 1.0)], [(3, 5.0)]])
-    _, metrics = run(batch.replace(values=batch.rewards.sum(-1, keepdim=True) * batch.response_mask), name="ppo")
+    _, metrics = run(
+        batch.replace(values=batch.rewards.sum(-1, keepdim=True) * batch.response_mask), name="ppo"
+    )
     assert metrics["critic/explained_variance"] == pytest.approx(1.0)
     _, metrics = run(batch.replace(values=torch.zeros_like(batch.rewards)), name="ppo")
     assert metrics["critic/explained_variance"] == pytest.approx(0.0)

@@ -1,4 +1,5 @@
-"""HFGenerator: equal to transformers' generate, sessions across turns, stops, limits, failures, evictions."""
+"""HFGenerator: equal to transformers' generate, sessions across turns, stops, limits, failures,
+evictions."""
 
 import asyncio
 import warnings
@@ -17,7 +18,7 @@ GREEDY = Sampling(max_tokens=16, temperature=0.0)
 
 
 def run(coroutine: Coroutine[Any, Any, Any]) -> Any:
-    return asyncio.run(asyncio.wait_for(coroutine, timeout=60))
+    return asyncio.run(asyncio.wait_for(coroutine, timeout=600))
 
 
 def prompt(seed: int, size: int) -> list[int]:
@@ -52,10 +53,18 @@ def reference(model: Any, ids: list[int], count: int, stop: int | None = 258) ->
         ("gpt2", {}),
     ],
 )
-def test_greedy_equals_transformers_generate_over_turns(kind: Any, options: dict[str, Any], deterministic: bool):
+def test_greedy_equals_transformers_generate_over_turns(
+    kind: Any, options: dict[str, Any], deterministic: bool
+):
     model = tiny_model(kind, **options)
     generator = HFGenerator(
-        model, TOKENIZER, slots=3, max_context=256, deterministic=deterministic, prefill_chunk=32, prefill_tokens=64
+        model,
+        TOKENIZER,
+        slots=3,
+        max_context=256,
+        deterministic=deterministic,
+        prefill_chunk=32,
+        prefill_tokens=64,
     )
     assert type(generator._passes).__name__ == "SlotPasses"
 
@@ -95,14 +104,17 @@ def test_logprobs_are_those_of_a_plain_forward_pass():
 def play_turns(
     generator: HFGenerator, key: str, seed: int, *, delay: int = 0, turns: int = 3
 ) -> Coroutine[Any, Any, Any]:
-    """The ids and log-probs of a session of `turns` turns, started `delay` ticks of the event loop late."""
+    """The ids and log-probs of a session of `turns` turns, started `delay` ticks of the event loop
+    late."""
 
     async def play() -> list[tuple[tuple[int, ...], tuple[float, ...]]]:
         for _ in range(delay):
             await asyncio.sleep(0)
         session, said = Session(key=key, seed=seed), []
         for turn in range(turns):
-            completion = await generator.generate(session, prompt(seed + turn, 7 + 9 * turn), Sampling(max_tokens=12))
+            completion = await generator.generate(
+                session, prompt(seed + turn, 7 + 9 * turn), Sampling(max_tokens=12)
+            )
             said.append((completion.ids, completion.logprobs))
             await asyncio.sleep(0)
         await generator.release(session)
@@ -113,19 +125,24 @@ def play_turns(
 
 @pytest.mark.parametrize("kind", ["llama", "gemma2", "qwen3"])
 def test_a_session_has_the_same_bits_in_any_company(kind: Any):
-    # Wide enough that a matrix product's bits depend on its shape: otherwise nothing here could fail.
+    # Wide enough that a matrix product's bits depend on its shape: otherwise nothing here could
+    # fail.
     options: dict[str, Any] = {"intermediate_size": 1536}
     options |= {"attn_implementation": "eager"} if kind == "gemma2" else {}
     model = tiny_model(kind, **options)
 
     def fresh(slots: int = 4) -> HFGenerator:
-        return HFGenerator(model, TOKENIZER, slots=slots, max_context=300, prefill_chunk=16, prefill_tokens=64)
+        return HFGenerator(
+            model, TOKENIZER, slots=slots, max_context=300, prefill_chunk=16, prefill_tokens=64
+        )
 
     alone = run(play_turns(fresh(), "me", 5))
 
     async def crowd(generator: HFGenerator, *, first: int, others: int) -> Any:
         mine = play_turns(generator, "me", 5, delay=first)
-        rest = [play_turns(generator, f"o{i}", 100 + i, delay=3 * i, turns=4) for i in range(others)]
+        rest = [
+            play_turns(generator, f"o{i}", 100 + i, delay=3 * i, turns=4) for i in range(others)
+        ]
         return (await asyncio.gather(mine, *rest))[0]
 
     for first, others in ((0, 3), (7, 3), (20, 2)):
@@ -175,7 +192,8 @@ def test_prefilled_tokens_are_the_new_ones():
             await generator.generate(session, prompt(turn, 10), Sampling(max_tokens=8))
 
     run(main())
-    assert generator.stats.prefilled_tokens == 10 + 5 * 11  # the last sampled id goes in with the next prompt
+    # The last sampled id goes in with the next prompt.
+    assert generator.stats.prefilled_tokens == 10 + 5 * 11
     assert generator.stats.replayed_tokens == 0
 
 
@@ -185,18 +203,26 @@ def test_stop_ids_and_stop_strings_end_a_completion_and_are_kept():
     free = reference(model, ids, 24)
     generator = HFGenerator(model, TOKENIZER, slots=2, max_context=128)
     by_id = run(
-        generator.generate(Session(key="a", seed=0), ids, Sampling(max_tokens=24, temperature=0.0, stop_ids=(free[5],)))
+        generator.generate(
+            Session(key="a", seed=0),
+            ids,
+            Sampling(max_tokens=24, temperature=0.0, stop_ids=(free[5],)),
+        )
     )
     end = free.index(free[5]) + 1
     assert (list(by_id.ids), by_id.finish_reason) == (free[:end], "stop")
     text = TOKENIZER.decode(free[7:9])
     by_text = run(
-        generator.generate(Session(key="b", seed=0), ids, Sampling(max_tokens=24, temperature=0.0, stop=(text,)))
+        generator.generate(
+            Session(key="b", seed=0), ids, Sampling(max_tokens=24, temperature=0.0, stop=(text,))
+        )
     )
     end = next(n for n in range(1, 25) if text in TOKENIZER.decode(free[:n]))
     assert (list(by_text.ids), by_text.finish_reason) == (free[:end], "stop")
     assert len(by_text.ids) < 24
-    whole = run(generator.generate(Session(key="c", seed=0), ids, Sampling(max_tokens=3, temperature=0.0)))
+    whole = run(
+        generator.generate(Session(key="c", seed=0), ids, Sampling(max_tokens=3, temperature=0.0))
+    )
     assert (len(whole.ids), whole.finish_reason) == (3, "length")
 
 
@@ -234,7 +260,9 @@ def test_misuse_is_refused():
         run(generator.generate(session, [1], Sampling(max_tokens=0)))
 
     async def twice() -> None:
-        await asyncio.gather(*(generator.generate(session, [1], Sampling(max_tokens=4)) for _ in range(2)))
+        await asyncio.gather(
+            *(generator.generate(session, [1], Sampling(max_tokens=4)) for _ in range(2))
+        )
 
     with pytest.raises(GeneratorError, match="once at a time"):
         run(twice())
@@ -278,7 +306,9 @@ def test_logits_that_are_not_finite_fail_their_own_row_only():
     generator = HFGenerator(model, TOKENIZER, slots=2, max_context=64)
 
     async def main() -> Any:
-        good = generator.generate(Session(key="good", seed=0), [1, 2, 3], Sampling(max_tokens=8, temperature=0.0))
+        good = generator.generate(
+            Session(key="good", seed=0), [1, 2, 3], Sampling(max_tokens=8, temperature=0.0)
+        )
         bad = generator.generate(Session(key="bad", seed=0), [1, 200, 3], Sampling(max_tokens=8))
         return await asyncio.gather(good, bad, return_exceptions=True)
 
@@ -287,7 +317,11 @@ def test_logits_that_are_not_finite_fail_their_own_row_only():
     assert "not finite" in str(bad)
     assert list(good.ids) == reference(model, [1, 2, 3], 8)
     for key in ("x", "y", "z"):  # every slot is clean again
-        again = run(generator.generate(Session(key=key, seed=0), [1, 2, 3], Sampling(max_tokens=8, temperature=0.0)))
+        again = run(
+            generator.generate(
+                Session(key=key, seed=0), [1, 2, 3], Sampling(max_tokens=8, temperature=0.0)
+            )
+        )
         assert again.ids == good.ids
 
 
@@ -299,7 +333,9 @@ def test_cancelling_gives_the_slot_back_and_forgets_the_call():
     async def main() -> None:
         first = await generator.generate(session, [1, 2, 3], GREEDY)
         waiting = asyncio.create_task(generator.generate(session, [9, 9], Sampling(max_tokens=100)))
-        queued = asyncio.create_task(generator.generate(Session(key="b", seed=0), [7], Sampling(max_tokens=100)))
+        queued = asyncio.create_task(
+            generator.generate(Session(key="b", seed=0), [7], Sampling(max_tokens=100))
+        )
         for _ in range(4):
             await asyncio.sleep(0)
         for task in (waiting, queued):
@@ -320,7 +356,9 @@ def test_releasing_a_session_that_generates_fails_the_call():
     generator = HFGenerator(tiny_model(), TOKENIZER, slots=1, max_context=256)
 
     async def main() -> None:
-        task = asyncio.create_task(generator.generate(Session(key="a", seed=0), [1], Sampling(max_tokens=100)))
+        task = asyncio.create_task(
+            generator.generate(Session(key="a", seed=0), [1], Sampling(max_tokens=100))
+        )
         await asyncio.sleep(0)
         await generator.release(Session(key="a", seed=0))
         with pytest.raises(GeneratorError, match="released"):
@@ -336,7 +374,9 @@ def test_new_weights_are_used_for_the_whole_context():
     first = run(generator.generate(session, [1, 2, 3], GREEDY))
     with torch.no_grad():
         for weight in model.parameters():
-            weight.add_(0.05 * torch.randn(weight.shape, generator=torch.Generator().manual_seed(1)))
+            weight.add_(
+                0.05 * torch.randn(weight.shape, generator=torch.Generator().manual_seed(1))
+            )
     generator.weights_updated(7)
     second = run(generator.generate(session, [4, 5], GREEDY))
     assert list(second.ids) == reference(model, [1, 2, 3, *first.ids, 4, 5], 16)
@@ -359,7 +399,9 @@ def test_weights_cannot_change_under_a_completion():
     generator = HFGenerator(tiny_model(), TOKENIZER, slots=1, max_context=256)
 
     async def main() -> None:
-        task = asyncio.create_task(generator.generate(Session(key="a", seed=0), [1], Sampling(max_tokens=100)))
+        task = asyncio.create_task(
+            generator.generate(Session(key="a", seed=0), [1], Sampling(max_tokens=100))
+        )
         await asyncio.sleep(0)
         with pytest.raises(GeneratorError, match="update the weights while"):
             generator.weights_updated(1)
@@ -388,16 +430,27 @@ def test_a_recurrent_model_takes_the_slow_path_with_one_warning():
     import transformers
 
     config = transformers.MambaConfig(
-        vocab_size=259, hidden_size=16, num_hidden_layers=2, state_size=4, eos_token_id=258, initializer_range=0.3
+        vocab_size=259,
+        hidden_size=16,
+        num_hidden_layers=2,
+        state_size=4,
+        eos_token_id=258,
+        initializer_range=0.3,
     )
     torch.manual_seed(0)
     model = transformers.MambaForCausalLM(config).eval()
     with pytest.warns(UserWarning, match="recurrent") as caught:
         generator = HFGenerator(model, TOKENIZER, slots=2, max_context=64)
     assert len([w for w in caught if "recurrent" in str(w.message)]) == 1
-    said = run(generator.generate(Session(key="a", seed=0), [1, 2, 3], Sampling(max_tokens=6, temperature=0.0)))
+    said = run(
+        generator.generate(
+            Session(key="a", seed=0), [1, 2, 3], Sampling(max_tokens=6, temperature=0.0)
+        )
+    )
     assert list(said.ids) == reference(model, [1, 2, 3], 6)
-    more = run(generator.generate(Session(key="a", seed=0), [4], Sampling(max_tokens=6, temperature=0.0)))
+    more = run(
+        generator.generate(Session(key="a", seed=0), [4], Sampling(max_tokens=6, temperature=0.0))
+    )
     assert list(more.ids) == reference(model, [1, 2, 3, *said.ids, 4], 6)
 
 
@@ -413,13 +466,19 @@ def test_other_tasks_run_between_passes_and_nothing_spins_when_idle():
 
     async def main() -> int:
         nonlocal ticks
-        task = asyncio.create_task(generator.generate(Session(key="a", seed=0), [1], Sampling(max_tokens=20)))
+        task = asyncio.create_task(
+            generator.generate(Session(key="a", seed=0), [1], Sampling(max_tokens=20))
+        )
         while not task.done():
             ticks += 1
             await asyncio.sleep(0)
         tokens = len(task.result().ids)
         await asyncio.sleep(0)
-        assert not [t for t in asyncio.all_tasks() if t is not asyncio.current_task() and "_drive" in repr(t)]
+        assert not [
+            t
+            for t in asyncio.all_tasks()
+            if t is not asyncio.current_task() and "_drive" in repr(t)
+        ]
         return tokens
 
     assert ticks >= run(main()) - 1

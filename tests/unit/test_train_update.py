@@ -1,4 +1,5 @@
-"""Updates: the same loss and gradient however a mini-batch is cut, and nothing moves on a bad number."""
+"""Updates: the same loss and gradient however a mini-batch is cut, and nothing moves on a bad
+number."""
 
 import pytest
 import torch
@@ -19,14 +20,17 @@ def ready(ours: Learner) -> Batch:
 
 
 def assert_same_gradient(found: torch.Tensor, expected: torch.Tensor) -> None:
-    """Equal but for float32's rounding of the sums, whose order the split decides: a millionth of the largest."""
+    """Equal but for float32's rounding of the sums, whose order the split decides: a millionth of
+    the largest."""
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6 * float(expected.abs().max()))
 
 
 def gradient(ours: Learner, rows: Batch) -> torch.Tensor:
     ours.gradients(rows)
     parameters = [*ours.policy.parameters(), *ours.policy.critic_parameters()]
-    return torch.cat([p.grad.flatten() if p.grad is not None else torch.zeros(p.numel()) for p in parameters])
+    return torch.cat(
+        [p.grad.flatten() if p.grad is not None else torch.zeros(p.numel()) for p in parameters]
+    )
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -37,7 +41,9 @@ def test_the_gradient_is_the_same_for_every_split(name: str, critic: str) -> Non
         pytest.skip("no critic to share a trunk with")
     found = []
     for tokens in (10_000, 20, 1):
-        ours = learner(policy(critic=critic if needs else None), algorithm(name), micro_batch_tokens=tokens)
+        ours = learner(
+            policy(critic=critic if needs else None), algorithm(name), micro_batch_tokens=tokens
+        )
         rows = ready(ours)
         found.append((gradient(ours, rows), ours.gradients(rows)["policy_loss"]))
     for grad, loss in found[1:]:
@@ -46,8 +52,14 @@ def test_the_gradient_is_the_same_for_every_split(name: str, critic: str) -> Non
 
 
 @settings(max_examples=10, deadline=None)
-@given(order=st.permutations(range(5)), extra=st.integers(0, 4), tokens=st.sampled_from([1, 9, 18, 999]))
-def test_neither_order_nor_padding_changes_the_gradient(order: list[int], extra: int, tokens: int) -> None:
+@given(
+    order=st.permutations(range(5)),
+    extra=st.integers(0, 4),
+    tokens=st.sampled_from([1, 9, 18, 999]),
+)
+def test_neither_order_nor_padding_changes_the_gradient(
+    order: list[int], extra: int, tokens: int
+) -> None:
     ours = learner(policy(), algorithm(entropy_coef=0.1), micro_batch_tokens=999)
     rows = ready(ours)
     expected = gradient(ours, rows)
@@ -55,7 +67,9 @@ def test_neither_order_nor_padding_changes_the_gradient(order: list[int], extra:
     mixed = rows.replace(**{name: t[torch.tensor(order)] for name, t in rows.tensors().items()})
     padded = mixed.replace(
         **{
-            name: torch.nn.functional.pad(t, (0, extra), value=-1 if name in ("turn_ids", "state_ids") else 0)
+            name: torch.nn.functional.pad(
+                t, (0, extra), value=-1 if name in ("turn_ids", "state_ids") else 0
+            )
             for name, t in mixed.tensors().items()
             if t.dim() == 2
         }
@@ -72,16 +86,56 @@ def test_a_nan_in_a_masked_position_reaches_nothing() -> None:
     torch.testing.assert_close(gradient(ours, rows.replace(advantages=dirty)), expected)
 
 
+@pytest.mark.parametrize("name", ["ppo", "grpo", "dr_grpo"])
+def test_a_row_that_is_not_trained_on_changes_no_gradient(name: str) -> None:
+    critic = "separate" if algorithm(name).needs_critic else None
+    ours = learner(policy(critic=critic), algorithm(name))
+    rows = ready(ours)
+    trained = rows.loss_mask.clone()
+    trained[2] = False
+    others = rows.select(torch.tensor([0, 1, 3, 4]))
+    assert_same_gradient(gradient(ours, rows.replace(loss_mask=trained)), gradient(ours, others))
+
+
+def test_the_order_of_mini_batches_ignores_the_global_generator() -> None:
+    def weights(global_seed: int) -> list[torch.Tensor]:
+        ours = learner(policy(), algorithm(), lr=0.1, epochs=2, mini_batches=5)
+        rows = ready(ours)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(global_seed)
+            ours.update(rows, step=0)
+        return [value.clone() for value in ours.policy.model.state_dict().values()]
+
+    assert all(torch.equal(a, b) for a, b in zip(weights(1), weights(2), strict=True))
+
+
+def test_the_gap_to_the_sampler_is_a_metric_of_the_update() -> None:
+    ours = learner(policy(), algorithm())
+    rows = ready(ours)
+    with torch.no_grad():
+        gaps = (ours.policy.score(rows).logprobs - rows.logprobs).abs()[rows.loss_mask]
+    metrics = ours.update(rows, step=0)
+    assert metrics["train/gap_mean"] == pytest.approx(float(gaps.mean()), rel=1e-4)
+    assert metrics["train/gap_max"] == pytest.approx(float(gaps.max()), rel=1e-4)
+
+
 @pytest.mark.parametrize("where", ["advantages", "returns"])
 def test_a_bad_number_stops_the_update_before_any_weight_moves(where: str) -> None:
     ours = learner(policy(), algorithm(), lr=0.1)
     rows = ready(ours)
     tensor = rows.tensors()[where].clone()
-    tensor[rows.loss_mask.nonzero()[0].tolist()[0], rows.loss_mask.nonzero()[0].tolist()[1]] = torch.nan
+    tensor[rows.loss_mask.nonzero()[0].tolist()[0], rows.loss_mask.nonzero()[0].tolist()[1]] = (
+        torch.nan
+    )
     before = {name: value.clone() for name, value in ours.policy.model.state_dict().items()}
-    with pytest.raises(TrainingError, match="step 3, epoch 0, mini-batch 0: the loss is nan, so nothing was updated"):
+    with pytest.raises(
+        TrainingError,
+        match="step 3, epoch 0, mini-batch 0: the loss is nan, so nothing was updated",
+    ):
         ours.update(rows.replace(**{where: tensor}), step=3)
-    assert all(torch.equal(value, before[name]) for name, value in ours.policy.model.state_dict().items())
+    assert all(
+        torch.equal(value, before[name]) for name, value in ours.policy.model.state_dict().items()
+    )
 
 
 def test_a_sampler_that_disagrees_is_refused() -> None:
@@ -89,7 +143,9 @@ def test_a_sampler_that_disagrees_is_refused() -> None:
     before = {name: value.clone() for name, value in ours.policy.model.state_dict().items()}
     with pytest.raises(TrainingError, match="sampler and trainer disagree"):
         ours.update(ready(ours), step=0)
-    assert all(torch.equal(value, before[name]) for name, value in ours.policy.model.state_dict().items())
+    assert all(
+        torch.equal(value, before[name]) for name, value in ours.policy.model.state_dict().items()
+    )
 
 
 @pytest.mark.parametrize("critic", ["separate", "shared"])
@@ -98,10 +154,17 @@ def test_critic_warmup_leaves_the_policy_alone(critic: str) -> None:
     before = {name: value.clone() for name, value in ours.policy.model.state_dict().items()}
     heads = [parameter.detach().clone() for parameter in ours.policy.critic_parameters()]
     ours.update(ready(ours), step=0)
-    assert all(torch.equal(value, before[name]) for name, value in ours.policy.model.state_dict().items())
-    assert any(not torch.equal(a, b) for a, b in zip(heads, ours.policy.critic_parameters(), strict=True))
+    assert all(
+        torch.equal(value, before[name]) for name, value in ours.policy.model.state_dict().items()
+    )
+    assert any(
+        not torch.equal(a, b) for a, b in zip(heads, ours.policy.critic_parameters(), strict=True)
+    )
     ours.update(ready(ours), step=1)
-    assert any(not torch.equal(value, before[name]) for name, value in ours.policy.model.state_dict().items())
+    assert any(
+        not torch.equal(value, before[name])
+        for name, value in ours.policy.model.state_dict().items()
+    )
 
 
 def test_target_kl_stops_the_remaining_updates() -> None:

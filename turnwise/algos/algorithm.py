@@ -1,5 +1,5 @@
-"""Algorithm: how credit is assigned, the surrogate, how it is reduced. Each file of this folder that is named after one
-makes one; table.py lists them."""
+"""Algorithm: credit assignment, surrogate and reduction. Each algorithm has a file of its name in
+this folder; table.py lists them."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -28,8 +28,10 @@ class Algorithm:
 
     Example:
         >>> from turnwise.algos.dapo import DAPO as dapo
-        >>> dapo.advantage, dapo.clip_low, dapo.clip_high, dapo.reduction, dapo.filter, dapo.needs_critic
-        ('grpo', 0.2, 0.28, 'token_mean', 'dynamic', False)
+        >>> dapo.advantage, dapo.clip_low, dapo.clip_high
+        ('grpo', 0.2, 0.28)
+        >>> dapo.reduction, dapo.filter, dapo.needs_critic
+        ('token_mean', 'dynamic', False)
     """
 
     name: str
@@ -37,17 +39,22 @@ class Algorithm:
     """The estimator's name."""
     estimator: Estimator
     settings: frozenset[str] = frozenset()
-    """Of gamma, lam, high_level_gamma, high_level_lam, turn_value, last_token and gigpo_weight, those it reads."""
+    """The settings that it reads, among gamma, lam, high_level_gamma, high_level_lam, turn_value,
+    last_token, gigpo_weight and gigpo_std."""
     needs_critic: bool = False
     """The estimator reads values."""
     compares_groups: bool = False
     """The estimator compares an episode with others that started from the same state."""
     uses_token_rewards: bool = False
-    """The estimator can take rewards of single tokens, such as a KL penalty."""
+    """The estimator accepts per-token rewards, such as a KL penalty."""
     ratio_level: RatioLevel = "token"
-    """token: one importance ratio per token. sequence: their geometric mean over the row's trained tokens (GSPO)."""
-    surrogate: Surrogate = "clip"
-    """clip: PPO's minimum of two. cispo: a clipped, constant weight on log-prob. policy_gradient: nothing clipped."""
+    """token: one importance ratio per token. sequence: their geometric mean over the row's trained
+    tokens (GSPO)."""
+    surrogate: str = "clip"
+    """clip: PPO's clipped objective. cispo: a clipped, constant weight on log-prob.
+    policy_gradient: no clipping. Any other name is that of `loss`."""
+    loss: Callable[..., Tensor] | None = None
+    """A user's own loss of a token, in the surrogate's place (algos/own.py)."""
     reduction: Reduction = "token_mean"
     norm_tokens: float = AlgoConfig.model_fields["norm_tokens"].default
     """What token_sum_norm divides by."""
@@ -73,6 +80,7 @@ class Algorithm:
     filter: Filter = "none"
     filter_keep: float = 1.0
     gigpo_weight: float = 1.0
+    gigpo_std: bool = True
 
     @property
     def needs_reference(self) -> bool:

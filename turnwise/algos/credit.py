@@ -1,12 +1,11 @@
 """compute_advantages: credit for a whole Batch, by the algorithm's estimator."""
 
-import torch
 from torch import Tensor
 
 from turnwise.algos.algorithm import Algorithm
 from turnwise.algos.critics import bootstrap_of, values_of
 from turnwise.algos.groups import score_episodes
-from turnwise.algos.layout import build_layout
+from turnwise.algos.layout import build_layout, numbered
 from turnwise.algos.rounding import credit_error, masked_whiten, rounding_errors
 from turnwise.data.batch import Batch
 
@@ -14,14 +13,16 @@ from turnwise.data.batch import Batch
 def compute_advantages(
     batch: Batch, algorithm: Algorithm, *, token_rewards: Tensor | None = None
 ) -> tuple[Batch, dict[str, float]]:
-    """The batch with `advantages` and `returns` set (0 outside response_mask), and metrics (docs/algorithms.md).
+    """The batch with `advantages` and `returns` set (0 outside response_mask), and metrics
+    (docs/algorithms.md).
 
-    Call it on the whole batch: groups, episodes of several rows and whitening need all of it. An episode's rows are
-    joined in the order of their turns. Credit flows along response_mask; statistics (group means, whitening) count
-    what loss_mask trains on.
+    Call it on the whole batch: groups, episodes of several rows and whitening need all of it. An
+    episode's rows are joined in the order of their turns. Credit flows along response_mask;
+    statistics (group means, whitening) count what loss_mask trains on.
 
     Args:
-        token_rewards: [B, T] rewards of single tokens, such as a KL penalty, added to their own token's delta.
+        token_rewards: [B, T] rewards of single tokens, such as a KL penalty, added to their own
+            token's delta.
 
     Raises:
         ValueError: the estimator needs what the batch lacks, or cannot use what was given.
@@ -31,7 +32,7 @@ def compute_advantages(
     advantages, returns, metrics = algorithm.estimator(batch, algorithm, rewards)
     error = _credit_error(batch, algorithm, rewards)
     if algorithm.whiten:
-        # Untrained action tokens reach no loss; 0 is safer there than a number on another scale.
+        # Untrained action tokens are not in the loss; 0 is safer there than an unwhitened value.
         advantages = masked_whiten(advantages, batch.loss_mask, error=error)
     metrics = {**_summary(batch, algorithm, advantages, returns, error=error), **metrics}
     return batch.replace(advantages=advantages, returns=returns), metrics
@@ -39,33 +40,42 @@ def compute_advantages(
 
 def _check_inputs(batch: Batch, algorithm: Algorithm, token_rewards: Tensor | None) -> None:
     if algorithm.needs_critic and batch.values is None:
-        raise ValueError(f"algorithm {algorithm.name!r} needs Batch.values; score the batch with the critic first")
+        raise ValueError(
+            f"algorithm {algorithm.name!r} needs Batch.values; score the batch with the critic "
+            "first"
+        )
     if algorithm.needs_critic and batch.bootstrap is None and bool(batch.truncated.any()):
         number = int(batch.truncated.sum())
         raise ValueError(
-            f"a truncated episode bootstraps from the value of its last state, and {number} row(s) are truncated; "
+            f"a truncated episode bootstraps from the value of its last state, and {number} row(s) "
+            "are truncated; "
             "set Batch.bootstrap"
         )
     if token_rewards is None:
         return
     if not algorithm.uses_token_rewards:
         raise ValueError(
-            f"algorithm {algorithm.name!r} cannot use rewards of single tokens; put the KL penalty into the loss "
+            f"algorithm {algorithm.name!r} cannot use rewards of single tokens; put the KL penalty "
+            "into the loss "
             "(algo.kl_in: loss)"
         )
     if token_rewards.shape != batch.rewards.shape:
         raise ValueError(
-            f"token_rewards must have the shape {tuple(batch.rewards.shape)}, got {tuple(token_rewards.shape)}"
+            f"token_rewards must have the shape {tuple(batch.rewards.shape)}, got "
+            f"{tuple(token_rewards.shape)}"
         )
 
 
 def _credit_error(batch: Batch, algorithm: Algorithm, rewards: Tensor) -> Tensor:
-    """How far rounding may have moved an advantage."""
+    """A bound on the rounding error of an advantage."""
     errors = batch.reward_errors
-    if errors is not None and rewards is not batch.rewards:  # rewards of single tokens were added, and rounded
+    # Rewards of single tokens were added, and rounded.
+    if errors is not None and rewards is not batch.rewards:
         errors = errors + rounding_errors(rewards)
     lay = build_layout(batch.response_mask, turn_ids=batch.turn_ids, episode_ids=batch.episode_ids)
-    values, bootstrap = (batch.values, bootstrap_of(batch)) if algorithm.needs_critic else (None, None)
+    values, bootstrap = (
+        (batch.values, bootstrap_of(batch)) if algorithm.needs_critic else (None, None)
+    )
     return credit_error(lay, rewards=rewards, errors=errors, values=values, bootstrap=bootstrap)
 
 
@@ -81,8 +91,10 @@ def _summary(
         errors=batch.reward_errors,
     )
     members = scored.members
-    _, first = torch.unique(scored.groups, return_inverse=True)
-    std = members.std.new_zeros(members.std.shape[0]).scatter(0, first, members.std)[: int(first.max()) + 1]
+    first = numbered(scored.groups)
+    std = members.std.new_zeros(members.std.shape[0]).scatter(0, first, members.std)[
+        : int(first.max()) + 1
+    ]
     trained = advantages[batch.loss_mask]
     metrics = {
         "episode/count": float(members.counted.sum()),

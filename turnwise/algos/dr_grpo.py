@@ -2,14 +2,17 @@
 
     A = R - mean of the group
 
-Nothing is divided by the group's standard deviation, so easy and hard tasks weigh the same, and the loss is a sum over
-tokens divided by a constant (`algo.norm_tokens`), so long episodes are not favoured.
+Nothing is divided by the group's standard deviation, so easy and hard tasks weigh the same, and the
+loss is a sum over tokens divided by a constant (`algo.norm_tokens`), so long episodes are not
+favoured.
 """
+
+from typing import Unpack
 
 from torch import Tensor
 
 from turnwise.algos.algorithm import Algorithm, Estimate
-from turnwise.algos.groups import Singleton, group_inputs
+from turnwise.algos.groups import GroupInputs, Singleton, group_inputs
 from turnwise.algos.grpo import grpo
 from turnwise.data.batch import Batch
 
@@ -18,27 +21,17 @@ def dr_grpo(
     rewards: Tensor,  # [B, T]
     mask: Tensor,  # [B, T]
     *,
-    group_ids: Tensor,  # [B]
-    episode_ids: Tensor | None = None,  # [B]
-    counted: Tensor | None = None,  # [B]
-    errors: Tensor | None = None,  # [B, T]
     singleton: Singleton = "error",
+    **group: Unpack[GroupInputs],
 ) -> tuple[Tensor, Tensor]:
     """Advantages and returns ([B, T] each): R - group mean (arXiv 2503.20783). See `grpo`."""
-    return grpo(
-        rewards,
-        mask,
-        group_ids=group_ids,
-        episode_ids=episode_ids,
-        counted=counted,
-        errors=errors,
-        singleton=singleton,
-        normalize_std=False,
-    )
+    return grpo(rewards, mask, singleton=singleton, normalize_std=False, **group)
 
 
 def estimate(batch: Batch, algorithm: Algorithm, rewards: Tensor) -> Estimate:
-    advantages, returns = dr_grpo(rewards, batch.response_mask, singleton=algorithm.singleton, **group_inputs(batch))
+    advantages, returns = dr_grpo(
+        rewards, batch.response_mask, singleton=algorithm.singleton, **group_inputs(batch)
+    )
     return advantages, returns, {}
 
 

@@ -1,4 +1,4 @@
-"""Which groups are trained on: those whose episodes differ in reward have something to say."""
+"""Group filters: select the groups to train on by the spread of their rewards."""
 
 import math
 
@@ -7,6 +7,7 @@ from torch import Tensor
 
 from turnwise.algos.algorithm import Algorithm
 from turnwise.algos.groups import score_episodes
+from turnwise.algos.layout import numbered
 from turnwise.data.batch import Batch
 
 
@@ -15,12 +16,15 @@ def filter_groups(batch: Batch, algorithm: Algorithm) -> tuple[Tensor, dict[str,
 
     A group's score is the standard deviation of its episodes' returns.
         none             every group
-        variance_top_p   groups in the order of falling score, until they hold `filter_keep` of all scores' sum; a group
-                         with score 0 never (RAGEN-2, without its slack of 0.01, which depends on the reward's scale)
-        variance_top_k   the `filter_keep` share of the groups with the highest scores, one at least (StarPO-S)
+        variance_top_p   groups in the order of falling score, until they hold `filter_keep` of the
+                         sum of all scores; a group with score 0 never (RAGEN-2, without its slack
+                         of 0.01, which depends on the reward's scale)
+        variance_top_k   the `filter_keep` share of the groups with the highest scores, at least one
+                         (StarPO-S)
         dynamic          every group whose score is not 0 (DAPO)
 
-    Where all groups are dropped the index is empty: the caller decides whether to play more or to skip the step.
+    Where all groups are dropped the index is empty: the caller decides whether to play more or to
+    skip the step.
     """
     scored = score_episodes(
         batch.rewards,
@@ -30,12 +34,13 @@ def filter_groups(batch: Batch, algorithm: Algorithm) -> tuple[Tensor, dict[str,
         counted=batch.loss_mask.any(-1),
         errors=batch.reward_errors,
     )
-    groups, group = torch.unique(scored.groups, return_inverse=True)
-    scores = scored.members.std.new_zeros(groups.shape[0]).scatter(0, group, scored.members.std)
+    group = numbered(scored.groups)
+    number = int(group.max()) + 1 if group.numel() else 0
+    scores = scored.members.std.new_zeros(number).scatter(0, group, scored.members.std)
     kept = _keep(scores, algorithm)
     rows = kept[group][scored.episode_of_row].nonzero().squeeze(-1)
     metrics = {
-        "filter/groups": float(groups.shape[0]),
+        "filter/groups": float(number),
         "filter/dropped_groups": float((~kept).sum()),
         "filter/zero_variance_groups": float((scores == 0).sum()),
         "filter/kept_rows": float(rows.shape[0]),
@@ -56,6 +61,6 @@ def _keep(scores: Tensor, algorithm: Algorithm) -> Tensor:
         number = max(1, math.ceil(algorithm.filter_keep * scores.shape[0] - 1e-9))
         chosen = torch.arange(scores.shape[0], device=scores.device) < number
     else:
-        before = ranked.cumsum(0) - ranked  # what the groups ahead already hold
+        before = ranked.cumsum(0) - ranked  # sum of the scores of higher groups
         chosen = (before < algorithm.filter_keep * ranked.sum() * (1 - 1e-9)) & (ranked > 0)
     return torch.zeros_like(chosen).scatter(0, order, chosen)

@@ -1,17 +1,22 @@
-"""GiGPO (arXiv 2505.10978): GRPO's advantage of the episode, plus one for the turn among turns from the same state.
+"""GiGPO (arXiv 2505.10978): GRPO's episode advantage, plus a turn advantage among turns from the
+same state.
 
     A = A_episode + gigpo_weight * (G - mean) / (std + 1e-6)
 
-over all turns of the group that were played from the same state, where G discounts the turns' rewards by
-`high_level_gamma` per turn. A state that was met once says nothing. States are compared by the environment's state key,
-or by the text of the observation.
+over all turns of the group that were played from the same state, where G discounts the turns'
+rewards by `high_level_gamma` per turn. A state that occurs once contributes 0. States are compared
+by the environment's state key, or by the text of the observation. Without `gigpo_std`, nothing is
+divided, neither here nor in the episode's advantage.
 """
+
+from typing import Unpack
 
 import torch
 from torch import Tensor
 
 from turnwise.algos.algorithm import Algorithm, Estimate
 from turnwise.algos.groups import (
+    GroupInputs,
     Singleton,
     distance_from_mean,
     group_inputs,
@@ -19,7 +24,7 @@ from turnwise.algos.groups import (
     score_episodes,
     spread_over_tokens,
 )
-from turnwise.algos.layout import build_layout, discounted_suffix_sums
+from turnwise.algos.layout import build_layout, discounted_suffix_sums, numbered
 from turnwise.algos.rounding import rounding_errors
 from turnwise.data.batch import Batch
 
@@ -28,39 +33,42 @@ def gigpo(
     rewards: Tensor,  # [B, T]
     mask: Tensor,  # [B, T]
     *,
-    group_ids: Tensor,  # [B]
     state_ids: Tensor,  # [B, T]
     gamma: float,
     weight: float = 1.0,
+    normalize_std: bool = True,
     turn_ids: Tensor | None = None,  # [B, T]
-    episode_ids: Tensor | None = None,  # [B]
-    counted: Tensor | None = None,  # [B]
-    errors: Tensor | None = None,  # [B, T]
     singleton: Singleton = "error",
+    **group: Unpack[GroupInputs],
 ) -> tuple[Tensor, Tensor, float]:
-    """Advantages and returns ([B, T] each) of GiGPO (arXiv 2505.10978), and the share of turns that had a peer.
+    """Advantages and returns ([B, T] each) of GiGPO (arXiv 2505.10978), and the share of turns that
+    had a peer.
 
-    GRPO's advantage of the episode, plus `weight` times that of the turn among all turns of the group that were played
-    from the same state: (G - mean) / (std + 1e-6), where G discounts the turns' rewards by `gamma` per turn. A state
-    that was met once says nothing: the turn's part is 0.
+    GRPO's advantage of the episode, plus `weight` times that of the turn among all turns of the
+    group that were played from the same state: (G - mean) / (std + 1e-6), where G discounts the
+    turns' rewards by `gamma` per turn. A state that occurs once contributes 0.
 
     Args:
-        state_ids: Names the state in which each action token's turn was played; compared within a group.
+        normalize_std: False leaves out both divisions by the standard deviation.
+        state_ids: Names the state in which each action token's turn was played; compared within a
+            group.
     """
-    scored = score_episodes(rewards, mask, group_ids=group_ids, episode_ids=episode_ids, counted=counted, errors=errors)
-    episodes = distance_from_mean(scored.members, singleton=singleton, normalize_std=True)
-    lay = build_layout(mask, turn_ids=turn_ids, episode_ids=episode_ids)
+    scored = score_episodes(rewards, mask, **group)
+    episodes = distance_from_mean(scored.members, singleton=singleton, normalize_std=normalize_std)
+    lay = build_layout(mask, turn_ids=turn_ids, episode_ids=group.get("episode_ids"))
     turn_returns, turn_errors = (
-        discounted_suffix_sums(lay.turn_sums(lay.take(part)), lengths=lay.episode_turns, decay=gamma)
-        for part in (rewards, rounding_errors(rewards, errors))
+        discounted_suffix_sums(
+            lay.turn_sums(lay.take(part)), lengths=lay.episode_turns, decay=gamma
+        )
+        for part in (rewards, rounding_errors(rewards, group.get("errors")))
     )
     heads = lay.index[lay.turn_starts]
     rows = torch.div(heads, lay.shape[1], rounding_mode="floor")
-    pairs = torch.stack([group_ids[rows], state_ids.reshape(-1)[heads]], -1)
-    _, states = torch.unique(pairs, dim=0, return_inverse=True)
+    pairs = torch.stack([group["group_ids"][rows], state_ids.reshape(-1)[heads]], -1)
+    states = numbered(pairs)
     counts = scored.members.counted[scored.episode_of_row[rows]]
     members = group_statistics(turn_returns, states, counted=counts, errors=turn_errors)
-    steps = distance_from_mean(members, singleton="zero", normalize_std=True)
+    steps = distance_from_mean(members, singleton="zero", normalize_std=normalize_std)
     step_advantages = lay.put(torch.repeat_interleave(steps, lay.turn_lengths), rewards)
     advantages, returns = spread_over_tokens(scored, episodes, rewards=rewards, mask=mask)
     peers = float(((members.size > 1) & members.counted).sum() / members.counted.sum().clamp(min=1))
@@ -74,6 +82,7 @@ def estimate(batch: Batch, algorithm: Algorithm, rewards: Tensor) -> Estimate:
         state_ids=batch.state_ids,
         gamma=algorithm.high_level_gamma,
         weight=algorithm.gigpo_weight,
+        normalize_std=algorithm.gigpo_std,
         turn_ids=batch.turn_ids,
         singleton=algorithm.singleton,
         **group_inputs(batch),
@@ -85,7 +94,7 @@ GIGPO = Algorithm(
     name="gigpo",
     advantage="gigpo",
     estimator=estimate,
-    settings=frozenset({"high_level_gamma", "gigpo_weight"}),
+    settings=frozenset({"high_level_gamma", "gigpo_weight", "gigpo_std"}),
     compares_groups=True,
     reduction="episode_mean",
 )

@@ -1,16 +1,17 @@
-"""What estimators share that compare an episode with its group. None of them has a critic.
+"""Shared by estimators that compare an episode with its group. None of them has a critic.
 
-An episode counts once in every statistic, however many rows it became, and an episode that the caller does not count
-(none of its tokens is trained on) has no say in any: a failure is never a reward of zero.
+An episode counts once in every statistic, however many rows it became, and an episode that the
+caller does not count (none of its tokens is trained on) is left out of all statistics: a failure is
+never a reward of zero.
 """
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal, NotRequired, TypedDict
 
 import torch
 from torch import Tensor
 
-from turnwise.algos.layout import float_dtype
+from turnwise.algos.layout import float_dtype, numbered
 from turnwise.algos.rounding import rounding_errors
 from turnwise.data.batch import Batch
 
@@ -19,52 +20,76 @@ EPS = 1e-6
 """Added to a standard deviation before dividing by it, as GRPO has it."""
 
 
+class GroupInputs(TypedDict):
+    """Keyword arguments that group estimators pass on to `score_episodes`."""
+
+    group_ids: Tensor  # [B]
+    """Rows with equal ids are compared."""
+    episode_ids: NotRequired[Tensor | None]  # [B]
+    """Rows with equal ids are one episode. Without them, a row is an episode."""
+    counted: NotRequired[Tensor | None]  # [B] bool
+    """Rows that count in statistics. An episode counts where one of its rows does. Without them,
+    the rows that have a token in the mask."""
+    errors: NotRequired[Tensor | None]  # [B, T]
+    """A bound on the rounding error of each reward."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Members:
-    """Numbers that belong to groups, with each group's statistics beside them. All tensors are float64 or bool, [E]."""
+    """Scores of group members, with the statistics of each member's group. All tensors are float64
+    or bool, [E]."""
 
     scores: Tensor
     errors: Tensor
-    """How far rounding may have moved each score."""
+    """A bound on the rounding error of each score."""
     counted: Tensor
     """False: not part of any statistic."""
     size: Tensor
-    """Counted members of the number's group."""
+    """Number of counted members of the group."""
     mean: Tensor
     std: Tensor
     """Unbiased; exactly 0 where all members are equal or there is only one."""
 
     @property
     def alone(self) -> Tensor:
-        """Counted, and without another to be compared with."""
+        """Counted, and the only counted member of its group."""
         return self.counted & (self.size == 1)
 
 
 def group_statistics(
     scores: Tensor, groups: Tensor, *, counted: Tensor | None = None, errors: Tensor | None = None
 ) -> Members:
-    """Each number with the statistics of its group. In float64, so that equal rewards have a variance of exactly 0.
+    """Each number with the statistics of its group. In float64, so that equal rewards have a
+    variance of exactly 0.
 
     Args:
-        errors: how far rounding may have moved each number. Equal sums of different float32 numbers differ in their
-            last bits; a group whose members differ by no more than that has a standard deviation of 0, because
-            dividing by the noise would make an advantage of it. None: as if the numbers themselves were rounded.
+        errors: how far rounding may have moved each number. Equal sums of different float32 numbers
+            differ in their last bits; a group whose members differ by no more than that has a
+            standard deviation of 0, because dividing by the noise would make an advantage of it.
+            None: as if the numbers themselves were rounded.
 
     Example:
         >>> group_statistics(torch.tensor([1.0, 3.0, 5.0]), torch.tensor([7, 7, 8])).mean
         tensor([2., 2., 5.], dtype=torch.float64)
     """
-    _, group = torch.unique(groups, return_inverse=True)
+    group = numbered(groups)
     counted = torch.ones_like(group, dtype=torch.bool) if counted is None else counted
     scores = torch.where(counted, scores.double(), 0.0)
-    errors = torch.where(counted, rounding_errors(scores) if errors is None else errors.double(), 0.0)
-    zeros = scores.new_zeros(scores.shape[0])  # one slot per group; there are never more groups than members
+    errors = torch.where(
+        counted, rounding_errors(scores) if errors is None else errors.double(), 0.0
+    )
+    # One slot per group; there are never more groups than members.
+    zeros = scores.new_zeros(scores.shape[0])
     size = zeros.index_add(0, group, counted.double())[group]
     mean = zeros.index_add(0, group, scores)[group] / size.clamp(min=1)
     squares = torch.where(counted, (scores - mean).square(), 0.0)
     std = (zeros.index_add(0, group, squares)[group] / (size - 1).clamp(min=1)).sqrt()
-    low = zeros.scatter_reduce(0, group, torch.where(counted, scores, torch.inf), "amin", include_self=False)[group]
-    high = zeros.scatter_reduce(0, group, torch.where(counted, scores, -torch.inf), "amax", include_self=False)[group]
+    low = zeros.scatter_reduce(
+        0, group, torch.where(counted, scores, torch.inf), "amin", include_self=False
+    )[group]
+    high = zeros.scatter_reduce(
+        0, group, torch.where(counted, scores, -torch.inf), "amax", include_self=False
+    )[group]
     error = zeros.scatter_reduce(0, group, errors, "amax", include_self=False)[group]
     std = torch.where(high - low > 2 * error, std, 0.0)
     return Members(scores=scores, errors=errors, counted=counted, size=size, mean=mean, std=std)
@@ -93,20 +118,21 @@ def score_episodes(
     errors: Tensor | None = None,  # [B, T]
 ) -> EpisodeScores:
     """Every episode's return (the sum of its rewards over its rows) and its group's statistics.
-
-    `counted` says which rows count (an episode does where one of its rows does). None: those with a token in the mask.
+    `GroupInputs` describes the keyword arguments.
 
     Raises:
         ValueError: an episode's rows name different groups.
     """
     mask = mask if mask.dtype == torch.bool else mask != 0
     rows = torch.arange(mask.shape[0], device=mask.device)
-    _, episode = torch.unique(rows if episode_ids is None else episode_ids, return_inverse=True)
+    episode = rows if episode_ids is None else numbered(episode_ids)
     number = int(episode.max()) + 1 if episode.numel() else 0
     groups = group_ids.new_zeros(number).scatter(0, episode, group_ids)
     if (groups[episode] != group_ids).any():
         row = int((groups[episode] != group_ids).nonzero()[0])
-        raise ValueError(f"an episode belongs to one group; the rows of row {row}'s episode name several")
+        raise ValueError(
+            f"an episode belongs to one group; the rows of row {row}'s episode name several"
+        )
     errors = torch.where(mask, rounding_errors(rewards, errors), 0.0)
     rewards = torch.where(mask, rewards.double(), 0.0)
     nothing = rewards.new_zeros(number)
@@ -118,8 +144,8 @@ def score_episodes(
     return EpisodeScores(members=members, groups=groups, episode_of_row=episode)
 
 
-def group_inputs(batch: Batch) -> dict[str, Any]:
-    """What of a batch every group estimator reads, as keywords."""
+def group_inputs(batch: Batch) -> GroupInputs:
+    """The shared keyword arguments of group estimators, from a batch."""
     return {
         "group_ids": batch.group_ids,
         "episode_ids": batch.episode_ids,
@@ -129,7 +155,8 @@ def group_inputs(batch: Batch) -> dict[str, Any]:
 
 
 def distance_from_mean(members: Members, *, singleton: Singleton, normalize_std: bool) -> Tensor:
-    """Each member's distance from its group's mean, 0 for those that do not count or have no peer: [E]."""
+    """Each member's distance from its group's mean, 0 for those that do not count or have no peer:
+    [E]."""
     if singleton == "error" and bool(members.alone.any()):
         number = int(members.alone.sum())
         raise ValueError(

@@ -1,11 +1,14 @@
-"""Action tokens of a batch, laid end to end: episode by episode, turn by turn. Every estimator works on this.
+# pyright: reportUnknownVariableType=false
+"""The action tokens of a batch, concatenated by episode and turn. All estimators work on this
+layout.
 
-Gathering the action tokens first is what makes the estimators right and fast at once: an observation token, a pad or a
-NaN in one of them is never read, and a recurrence runs over exactly the tokens that it is about.
+Gathering the action tokens first makes the estimators correct and fast: observation tokens, padding
+and NaN in them are never read, and recurrences run over action tokens only.
 """
 
 from dataclasses import dataclass
 from math import ceil, sqrt
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,7 +16,7 @@ from torch import Tensor
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Layout:
-    """Where the N action tokens, M turns and E episodes of a [B, T] batch are.
+    """Positions of the N action tokens, M turns and E episodes of a [B, T] batch.
 
     Example: two rows with the masks [. x x . x] and [. . x . .]
 
@@ -42,8 +45,11 @@ class Layout:
         return tensor.reshape(-1).index_select(0, self.index).double()
 
     def put(self, tokens: Tensor, like: Tensor) -> Tensor:
-        """A [B, T] tensor with these [N] entries on the action tokens and 0 elsewhere, as exact as `like`."""
-        full = torch.zeros(self.shape[0] * self.shape[1], dtype=float_dtype(like), device=tokens.device)
+        """A [B, T] tensor with these [N] entries on the action tokens and 0 elsewhere, in the
+        precision of `like`."""
+        full = torch.zeros(
+            self.shape[0] * self.shape[1], dtype=float_dtype(like), device=tokens.device
+        )
         full[self.index] = tokens.to(full.dtype)
         return full.view(self.shape)
 
@@ -58,72 +64,97 @@ def float_dtype(tensor: Tensor) -> torch.dtype:
     return torch.float64 if tensor.dtype == torch.float64 else torch.float32
 
 
-def build_layout(mask: Tensor, *, turn_ids: Tensor | None = None, episode_ids: Tensor | None = None) -> Layout:
+def numbered(ids: Tensor) -> Tensor:
+    """The ids numbered from 0 in ascending order, equal ones alike: [N]. In a [N, K] tensor each
+    row is one id.
+
+    Example:
+        >>> numbered(torch.tensor([7, 3, 7]))
+        tensor([1, 0, 1])
+    """
+    unique: Any = torch.unique  # pyright: ignore[reportUnknownMemberType]
+    return unique(ids, dim=0 if ids.dim() > 1 else None, return_inverse=True)[1]
+
+
+def build_layout(
+    mask: Tensor, *, turn_ids: Tensor | None = None, episode_ids: Tensor | None = None
+) -> Layout:
     """The layout of a [B, T] mask of action tokens.
 
-    Without `turn_ids` the turns are the maximal runs of the mask. Without `episode_ids` a row is an episode; with
-    them, an episode's rows are joined in the order of their turns.
+    Without `turn_ids` the turns are the maximal runs of the mask. Without `episode_ids` a row is an
+    episode; with them, an episode's turns are joined in their order, whatever row they are in.
 
     Raises:
-        ValueError: a shape is wrong, or turn ids go down within an episode.
+        ValueError: a shape is wrong, or turn ids go down within a row.
     """
     mask = mask if mask.dtype == torch.bool else mask != 0
     rows, width = mask.shape
     device = mask.device
     if turn_ids is not None and turn_ids.shape != mask.shape:
-        raise ValueError(f"turn_ids must have the mask's shape {tuple(mask.shape)}, got {tuple(turn_ids.shape)}")
+        raise ValueError(
+            f"turn_ids must have the mask's shape {tuple(mask.shape)}, got {tuple(turn_ids.shape)}"
+        )
     row_ids = torch.arange(rows, device=device)
     episodes = row_ids if episode_ids is None else episode_ids
     if tuple(episodes.shape) != (rows,):
-        raise ValueError(f"episode_ids must have one id per row ({rows}), got shape {tuple(episodes.shape)}")
+        raise ValueError(
+            f"episode_ids must have one id per row ({rows}), got shape {tuple(episodes.shape)}"
+        )
     order = row_ids if episode_ids is None else _row_order(mask, turn_ids, episodes)
     index = (mask if episode_ids is None else mask[order]).reshape(-1).nonzero().squeeze(-1)
     row_ends = torch.searchsorted(index, torch.arange(0, (rows + 1) * width, width, device=device))
     counts = row_ends.diff()  # action tokens per row, without reading the mask again
     if episode_ids is not None:
         index = index + torch.repeat_interleave((order - row_ids) * width, counts)
-    order, counts = order[counts > 0], counts[counts > 0]  # a row without action tokens has nothing to say
+    # Rows without action tokens are left out.
+    order, counts = (
+        order[counts > 0],
+        counts[counts > 0],
+    )
 
     starts_row = counts.cumsum(0) - counts
-    opens = torch.ones(counts.shape[0], dtype=torch.bool, device=device)  # rows that open an episode
+    # Rows that open an episode.
+    opens = torch.ones(counts.shape[0], dtype=torch.bool, device=device)
     opens[1:] = episodes[order][1:] != episodes[order][:-1]
     episode_starts = starts_row[opens]
-    begins = torch.zeros(index.shape[0], dtype=torch.bool, device=device)  # tokens that begin a turn
+    # Tokens that begin a turn.
+    begins = torch.zeros(index.shape[0], dtype=torch.bool, device=device)
     if turn_ids is None:
         begins[1:] = index[1:] != index[:-1] + 1
         begins[starts_row] = True
     else:
         turns = turn_ids.reshape(-1).index_select(0, index)
         falls = turns[1:] < turns[:-1]
-        begins[1:] = turns[1:] != turns[:-1]
         falls[episode_starts[1:] - 1] = False
         if falls.any():
-            at = divmod(int(index[1:][falls][0]), width)
-            raise ValueError(f"turn_ids must never go down within an episode; they do at (row, position) {at}")
+            index, turns = _interleaved(index, turns, episodes, width)
+        begins[1:] = turns[1:] != turns[:-1]
     begins[episode_starts] = True
     turn_starts = begins.nonzero().squeeze(-1)
-    closes = torch.ones_like(opens)  # rows that close an episode
-    closes[:-1] = opens[1:]
+    episode_ends = torch.cat([episode_starts[1:], episode_starts.new_tensor([index.shape[0]])])
     first_turns = torch.searchsorted(turn_starts, episode_starts)
     return Layout(
         index=index,
         turn_lengths=_lengths(turn_starts, index.shape[0]),
         episode_lengths=_lengths(episode_starts, index.shape[0]),
         episode_turns=_lengths(first_turns, turn_starts.shape[0]),
-        last_rows=order[closes],
+        last_rows=index[episode_ends[: episode_starts.shape[0]] - 1] // max(width, 1),
         shape=(rows, width),
     )
 
 
 def discounted_suffix_sums(x: Tensor, *, lengths: Tensor, decay: float) -> Tensor:
-    """y with y_j = x_j + decay * y_{j+1} inside each segment: [N]. Segments lie end to end; nothing crosses them.
+    """y with y_j = x_j + decay * y_{j+1} inside each segment: [N]. Segments lie end to end; nothing
+    crosses them.
 
-    The segments become the rows of a matrix, cut into chunks of about sqrt(L) where the longest has L entries: the
-    recurrence runs inside all chunks at once, then over the chunks' heads, then the heads are added back. That is
-    2 sqrt(L) vector operations instead of L, with no matrix product that a GPU could round to TF32.
+    The segments become the rows of a matrix, cut into chunks of about sqrt(L) where the longest has
+    L entries: the recurrence runs inside all chunks at once, then over the chunks' heads, then the
+    heads are added back. That is 2 sqrt(L) vector operations instead of L, with no matrix product
+    that a GPU could round to TF32.
 
     Example:
-        >>> discounted_suffix_sums(torch.tensor([1.0, 2.0, 4.0]), lengths=torch.tensor([2, 1]), decay=0.5)
+        >>> discounted_suffix_sums(torch.tensor([1.0, 2.0, 4.0]), lengths=torch.tensor([2, 1]),
+        ...     decay=0.5)
         tensor([2., 2., 4.])
     """
     if x.shape[0] == 0:
@@ -145,22 +176,32 @@ def discounted_suffix_sums(x: Tensor, *, lengths: Tensor, decay: float) -> Tenso
     for chunk in range(chunks - 2, -1, -1):
         grid[:, chunk, 0].add_(grid[:, chunk + 1, 0], alpha=decay**size)
     if chunks > 1 and size > 1:
-        powers = torch.tensor([decay ** (size - i) for i in range(1, size)], dtype=x.dtype, device=x.device)
+        powers = torch.tensor(
+            [decay ** (size - i) for i in range(1, size)], dtype=x.dtype, device=x.device
+        )
         grid[:, :-1, 1:].addcmul_(grid[:, 1:, :1], powers)
     return packed.index_select(0, place)
 
 
 def gae(
-    rewards: Tensor, values: Tensor, *, lengths: Tensor, gamma: float, lam: float, last_values: Tensor | None = None
+    rewards: Tensor,
+    values: Tensor,
+    *,
+    lengths: Tensor,
+    gamma: float,
+    lam: float,
+    last_values: Tensor | None = None,
 ) -> Tensor:
     """Generalised advantage estimates over segments that lie end to end: [N].
 
-    d_j = r_j + gamma * v_{j+1} - v_j and A_j = d_j + gamma * lam * A_{j+1}; beyond a segment's end stands its
-    entry of `last_values`, 0 without them.
+    d_j = r_j + gamma * v_{j+1} - v_j and A_j = d_j + gamma * lam * A_{j+1}; the value after a
+    segment's end is its entry of `last_values`, or 0.
     """
     following = torch.zeros_like(values)
     following[:-1] = values[1:]
-    following[lengths.cumsum(0) - 1] = values.new_zeros(()) if last_values is None else last_values.to(values.dtype)
+    following[lengths.cumsum(0) - 1] = (
+        values.new_zeros(()) if last_values is None else last_values.to(values.dtype)
+    )
     deltas = rewards - values + gamma * following
     return discounted_suffix_sums(deltas, lengths=lengths, decay=gamma * lam)
 
@@ -172,6 +213,27 @@ def _row_order(mask: Tensor, turn_ids: Tensor | None, episodes: Tensor) -> Tenso
     first = torch.where(mask, turn_ids, torch.iinfo(turn_ids.dtype).max).min(-1).values
     by_turn = torch.argsort(first, stable=True)
     return by_turn[torch.argsort(episodes[by_turn], stable=True)]
+
+
+def _interleaved(
+    index: Tensor, turns: Tensor, episodes: Tensor, width: int
+) -> tuple[Tensor, Tensor]:
+    """(positions, turns) of the action tokens in the order of their turns, where the rows of an
+    episode take turns: a program may go back and forth between several conversations.
+
+    Raises:
+        ValueError: turn ids go down within a row.
+    """
+    rows = index // width
+    falls = (turns[1:] < turns[:-1]) & (rows[1:] == rows[:-1])
+    if falls.any():
+        at = divmod(int(index[1:][falls][0]), width)
+        raise ValueError(
+            f"turn_ids must never go down within a row; they do at (row, position) {at}"
+        )
+    by_turn = torch.argsort(turns, stable=True)
+    order = by_turn[torch.argsort(episodes[rows][by_turn], stable=True)]
+    return index[order], turns[order]
 
 
 def _lengths(starts: Tensor, total: int) -> Tensor:

@@ -1,7 +1,10 @@
-"""The model that turnwise builds itself when none is given: a small Llama and a tokenizer made for the game's words.
+# pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false
+# pyright: reportUnknownVariableType=false
+"""The model that turnwise builds when none is given: a small Llama, and a tokenizer for the words
+of the environment.
 
-Words and single symbols are tokens, so that a map stays a grid of cells and a reply is a handful of tokens; bytes are
-the fallback, so that every text still has ids. Nothing is downloaded.
+Tokens are words and single symbols, so that a map is a grid of tokens and a reply is short. Bytes
+are the fallback, so that every text can be encoded. Nothing is downloaded.
 """
 
 from collections.abc import Iterable
@@ -24,7 +27,8 @@ _TEMPLATE = (
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
 _PIECES = r" ?[A-Z]?[a-z]+| ?[^\sa-z]|\s"
-"""A word, or one symbol, each with the space before it: "P _ O" is three tokens, never one that hides a row."""
+"""A word, or one symbol, each with the space before it: "P _ O" is three tokens, never one that
+hides a row."""
 
 
 def build_tokenizer(texts: Iterable[str]) -> Any:
@@ -48,7 +52,9 @@ def build_tokenizer(texts: Iterable[str]) -> Any:
         ]
     )
     cast(Any, core).decoder = decoders.ByteLevel()
-    special: list[Any] = [AddedToken(token, normalized=False, special=True) for token in (_PAD, _END, *_ROLES)]
+    special: list[Any] = [
+        AddedToken(token, normalized=False, special=True) for token in (_PAD, _END, *_ROLES)
+    ]
     trainer = trainers.BpeTrainer(
         vocab_size=MAX_VOCABULARY,
         min_frequency=1,
@@ -71,21 +77,18 @@ def build_tokenizer(texts: Iterable[str]) -> Any:
 
 
 def build_model(config: EmbeddedConfig, tokenizer: Any, *, seed: int) -> nn.Module:
-    """A Llama with random weights drawn from `seed`, in float32. torch's global generator is left as it was.
+    """A Llama with random weights drawn from `seed`, in float32. torch's global generator is left
+    as it was.
 
     Example:
-        >>> model = build_model(EmbeddedConfig(hidden_size=16), build_tokenizer(["up down"]), seed=0)
+        >>> model = build_model(EmbeddedConfig(hidden_size=16), build_tokenizer(["up down"]),
+        ...     seed=0)
         >>> type(model).__name__
         'LlamaForCausalLM'
     """
     import torch
     from transformers import AutoModelForCausalLM, LlamaConfig
 
-    if config.hidden_size % config.num_heads:
-        raise ValueError(
-            f"model.embedded.hidden_size must be a multiple of num_heads, got {config.hidden_size} and "
-            f"{config.num_heads}"
-        )
     shape = LlamaConfig(
         vocab_size=len(tokenizer),
         hidden_size=config.hidden_size,
@@ -94,9 +97,11 @@ def build_model(config: EmbeddedConfig, tokenizer: Any, *, seed: int) -> nn.Modu
         num_attention_heads=config.num_heads,
         num_key_value_heads=config.num_heads,
         max_position_embeddings=MAX_CONTEXT,
-        # The usual 10000 is for contexts of many thousands; in a few hundred tokens most of its angles hardly turn.
+        # The usual 10000 is for contexts of many thousands; over a few hundred tokens most angles
+        # hardly change.
         rope_parameters={"rope_type": "default", "rope_theta": 500.0},
-        # The usual 0.02 suits a width of thousands; at this width attention would hardly see anything for long.
+        # The usual 0.02 suits a width of thousands; at this width attention would stay almost
+        # uniform for many steps.
         initializer_range=config.hidden_size**-0.5 * 0.8,
         tie_word_embeddings=False,
         bos_token_id=None,

@@ -1,8 +1,10 @@
-"""How much device memory a run needs, worked out before it starts, and what is chosen by it.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+"""Estimates the device memory of a run before it starts, and chooses settings accordingly.
 
-Weights, masters, Adam's moments, gradients, keys and values of the slots, activations per token and a chunk of logits
-are counted from the model's shape. From what is left follow gradient checkpointing, the size of a micro-batch, and
-whether keys and values are given back during the update; where nothing fits, the error says what to lower.
+Weights, masters, Adam's moments, gradients, keys and values of the slots, activations per token and
+a chunk of logits are counted from the model's shape. The remaining memory decides on gradient
+checkpointing, the micro-batch size, and whether keys and values are freed during the update. If
+nothing fits, the error says what to lower.
 """
 
 from collections.abc import Mapping
@@ -18,16 +20,18 @@ from turnwise.models.policy import Precision, model_source
 from turnwise.models.scoring import CHUNK_BYTES, CHUNK_ELEMENTS, CUDA_CHUNK_ELEMENTS
 
 MAX_TOKENS = 65536
-"""Micro-batches are not chosen larger than this: the device is busy long before."""
+"""Upper limit of the micro-batch size; smaller ones already keep the device busy."""
 ENOUGH_TOKENS = 8192
-"""Micro-batches this large keep a device busy; only for smaller ones is something given up."""
+"""Micro-batches of this size keep a device busy. Memory is freed elsewhere only if they would be
+smaller."""
 RESERVE = 0.06
-"""Share of the device's memory that is left for fragments, kernels' workspaces and captured graphs."""
+"""Share of the device's memory that is left for fragments, kernels' workspaces and captured
+graphs."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelShape:
-    """What of a model's architecture memory depends on."""
+    """The parts of a model's architecture that memory depends on."""
 
     parameters: int
     trained: int
@@ -47,7 +51,8 @@ class ModelShape:
 
     @classmethod
     def of(cls, model: nn.Module, *, rank: int = 0) -> "ModelShape":
-        """The shape of a causal model (its weights may be on the meta device), with adapters of this rank."""
+        """The shape of a causal model (its weights may be on the meta device), with adapters of
+        this rank."""
         settings: Mapping[str, Any] = cast(Any, model).config.get_text_config().to_dict()
         head: nn.Module = cast(Any, model).get_output_embeddings()
         counts = {id(parameter): parameter.numel() for parameter in model.parameters()}
@@ -58,7 +63,9 @@ class ModelShape:
         hidden = int(settings["hidden_size"])
         return cls(
             parameters=sum(counts.values()),
-            trained=rank * sum(m.in_features + m.out_features for m in linears) if rank else sum(counts.values()),
+            trained=rank * sum(m.in_features + m.out_features for m in linears)
+            if rank
+            else sum(counts.values()),
             trunk=own,
             layers=int(settings["num_hidden_layers"]),
             hidden=hidden,
@@ -70,16 +77,18 @@ class ModelShape:
         )
 
     def layer_bytes(self, size: int) -> int:
-        """Activations that one layer keeps per token for the backward pass; `size` bytes per number.
+        """Activations that one layer keeps per token for the backward pass; `size` bytes per
+        number.
 
-        Norms keep float32 copies of their input, attention its heads before and after the rotation, the gated
-        projection its four intermediates.
+        Norms keep float32 copies of their input, attention its heads before and after the rotation,
+        the gated projection its four intermediates.
         """
         low = 4 * self.hidden + 3 * self.query + 3 * self.key + 4 * self.intermediate
         return size * low + (4 * 4 * self.hidden if size < 4 else 2 * 4 * self.hidden)
 
     def token_bytes(self, size: int, *, checkpointing: bool) -> int:
-        """Activations per token of a pass: every layer's, or every layer's input and one layer's."""
+        """Activations per token of a pass: every layer's, or every layer's input and one
+        layer's."""
         one = self.layer_bytes(size)
         kept = size * self.hidden * self.layers + one if checkpointing else one * self.layers
         return kept + 6 * 4 * self.hidden  # embeddings, the last norm, states and their gradients
@@ -91,7 +100,7 @@ class ModelShape:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MemoryPlan:
-    """What a run will hold, and what was chosen so that it fits."""
+    """The memory of a run, and the settings chosen so that it fits."""
 
     held: Mapping[str, int]
     """Bytes by name that are held throughout the update."""
@@ -104,32 +113,37 @@ class MemoryPlan:
     """Logits held at once in scoring."""
     gradient_checkpointing: bool
     free_cache: bool
-    """Keys and values are given back before an update and allocated again after it."""
+    """Keys and values are freed before an update and allocated again after it."""
     budget: int | None
     """Bytes that the run may use. None: unknown (the CPU), and nothing is refused."""
 
     @property
     def rollout_bytes(self) -> int:
-        """Bytes in use while episodes are played: nothing of an update, but for what lasts."""
+        """Bytes in use during a rollout."""
         lasting = ("weights", "float32 masters", "Adam's moments", "reserve")
         return sum(self.held[name] for name in lasting) + self.cache
 
     @property
     def update_bytes(self) -> int:
-        """Bytes in use at the height of an update."""
+        """Peak bytes in use during an update."""
         kept = 0 if self.free_cache else self.cache
         return sum(self.held.values()) + kept + self.token * self.micro_batch_tokens
 
     def lines(self) -> list[str]:
         """The plan as a table."""
         rows = {**self.held, "keys and values": self.cache}
-        rows[f"activations of {self.micro_batch_tokens} tokens"] = self.token * self.micro_batch_tokens
+        rows[f"activations of {self.micro_batch_tokens} tokens"] = (
+            self.token * self.micro_batch_tokens
+        )
         found = [f"{name:36s} {_gib(size):>10s}" for name, size in rows.items()]
-        found.append(f"{'most at once':36s} {_gib(max(self.update_bytes, self.rollout_bytes)):>10s}")
+        found.append(
+            f"{'most at once':36s} {_gib(max(self.update_bytes, self.rollout_bytes)):>10s}"
+        )
         if self.budget is not None:
             found.append(f"{'free on the device':36s} {_gib(self.budget):>10s}")
         found.append(
-            f"gradient checkpointing {'on' if self.gradient_checkpointing else 'off'}; keys and values "
+            f"gradient checkpointing {'on' if self.gradient_checkpointing else 'off'}; keys and "
+            "values "
             f"{'given back during updates' if self.free_cache else 'kept during updates'}"
         )
         return found
@@ -148,32 +162,29 @@ def plan_memory(
     gradient_checkpointing: bool | Literal["auto"] = "auto",
     default_tokens: int = 16384,
 ) -> MemoryPlan:
-    """The cheapest way to run that fits: everything kept; then layers recomputed; then keys and values given back.
+    """The fastest plan that fits: keep everything; else recompute layers; else also free keys and
+    values.
 
     Raises:
         ValueError: nothing fits. The message lists what takes the memory and what to lower.
 
     Example:
-        >>> shape = ModelShape(parameters=135_000_000, trained=135_000_000, trunk=106_000_000, layers=30, hidden=576,
-        ...               intermediate=1536, query=576, key=192, vocabulary=49152, context=8192)
-        >>> big = plan_memory(shape, budget=139 * 2**30, dtype=torch.bfloat16, slots=256, context=1024)
+        >>> shape = ModelShape(parameters=135_000_000, trained=135_000_000, trunk=106_000_000,
+        ...                    layers=30, hidden=576, intermediate=1536, query=576, key=192,
+        ...                    vocabulary=49152, context=8192)
+        >>> big = plan_memory(shape, budget=139 * 2**30, dtype=torch.bfloat16, slots=256,
+        ...     context=1024)
         >>> big.gradient_checkpointing, big.micro_batch_tokens
         (False, 65536)
-        >>> small = plan_memory(shape, budget=12 * 2**30, dtype=torch.bfloat16, slots=64, context=1024)
+        >>> small = plan_memory(shape, budget=12 * 2**30, dtype=torch.bfloat16, slots=64,
+        ...     context=1024)
         >>> small.gradient_checkpointing, small.free_cache
         (True, False)
     """
     size = torch.finfo(dtype).bits // 8
-    learns = shape.trained + (shape.trunk if critic == "separate" else 0)
-    copies = shape.parameters + (shape.trunk if critic == "separate" else 0) + (shape.parameters if reference else 0)
-    logits = min(CUDA_CHUNK_ELEMENTS if budget is not None else CHUNK_ELEMENTS, shape.vocabulary * MAX_TOKENS)
-    if budget is not None:
-        logits = max(min(logits, budget // 10 // CHUNK_BYTES), CHUNK_ELEMENTS)
+    logits = _chunk_elements(shape, budget)
     held = {
-        "weights": copies * size,
-        "float32 masters": learns * 4 if size < 4 else 0,
-        "Adam's moments": learns * 8,
-        "gradients": learns * 4,
+        **_weight_bytes(shape, size, separate_critic=critic == "separate", reference=reference),
         "logits of a chunk": logits * CHUNK_BYTES,
         "reserve": 0 if budget is None else int(RESERVE * budget),
     }
@@ -181,7 +192,8 @@ def plan_memory(
 
     def plan(checkpointing: bool, free_cache: bool) -> MemoryPlan:
         # A separate critic's pass is kept beside the policy's until the one backward pass of both.
-        token = shape.token_bytes(size, checkpointing=checkpointing) * (2 if critic == "separate" else 1)
+        passes = 2 if critic == "separate" else 1
+        token = shape.token_bytes(size, checkpointing=checkpointing) * passes
         if micro_batch_tokens != "auto":
             tokens = micro_batch_tokens
         elif budget is None:
@@ -212,24 +224,53 @@ def plan_memory(
     raise ValueError(_does_not_fit(plans[-1], context=context))
 
 
+def _weight_bytes(
+    shape: ModelShape, size: int, *, separate_critic: bool, reference: bool
+) -> dict[str, int]:
+    """Bytes of the networks and of what the optimizer keeps for them, by name."""
+    trunk = shape.trunk if separate_critic else 0
+    learns = shape.trained + trunk
+    copies = shape.parameters * (2 if reference else 1) + trunk
+    return {
+        "weights": copies * size,
+        "float32 masters": learns * 4 if size < 4 else 0,
+        "Adam's moments": learns * 8,
+        "gradients": learns * 4,
+    }
+
+
+def _chunk_elements(shape: ModelShape, budget: int | None) -> int:
+    """Logits held at once in scoring: on a device, at most a tenth of the budget."""
+    if budget is None:
+        return min(CHUNK_ELEMENTS, shape.vocabulary * MAX_TOKENS)
+    most = min(CUDA_CHUNK_ELEMENTS, shape.vocabulary * MAX_TOKENS)
+    return max(min(most, budget // 10 // CHUNK_BYTES), CHUNK_ELEMENTS)
+
+
 def _does_not_fit(plan: MemoryPlan, *, context: int) -> str:
     table = "\n  ".join(plan.lines())
     return (
-        f"the run does not fit into the {_gib(plan.budget or 0)} that are free on the device, even with what could be "
-        f"given up:\n  {table}\nA micro-batch must hold a row of {context} tokens. Lower rollout.max_context, "
-        "rollout.slots or train.micro_batch_tokens; set model.gradient_checkpointing: auto or model.critic: shared; "
+        f"the run does not fit into the {_gib(plan.budget or 0)} that are free on the device, even "
+        "with what could be "
+        f"given up:\n  {table}\nA micro-batch must hold a row of {context} tokens. Lower "
+        "rollout.max_context, "
+        "rollout.slots or train.micro_batch_tokens; set model.gradient_checkpointing: auto or "
+        "model.critic: shared; "
         "train adapters (model.lora.rank); or take a smaller model"
     )
 
 
 def planned(config: Config, algorithm: Algorithm) -> tuple[MemoryPlan | None, Config]:
-    """(plan, the config with what was left to the plan filled in). The embedded model is too small for a plan: None.
+    """(plan, the config with its `auto` settings resolved by the plan). The embedded model needs no
+    plan: None.
 
     Raises:
         ValueError: the run does not fit.
     """
     plan = None if config.model.path is None else plan_run(config, algorithm)
-    checkpointing = config.model.gradient_checkpointing is True if plan is None else plan.gradient_checkpointing
+    checkpointing = (
+        config.model.gradient_checkpointing is True if plan is None else plan.gradient_checkpointing
+    )
     tokens = config.train.token_limit if plan is None else plan.micro_batch_tokens
     model = config.model.model_copy(update={"gradient_checkpointing": checkpointing})
     train = config.train.model_copy(update={"micro_batch_tokens": tokens})
@@ -260,13 +301,16 @@ def meta_model(config: ModelConfig) -> nn.Module:
     from transformers import AutoConfig, AutoModelForCausalLM
 
     gguf = {"gguf_file": config.gguf_file} if config.gguf_file else {}
-    found = AutoConfig.from_pretrained(str(model_source(config)), trust_remote_code=config.trust_remote_code, **gguf)
+    found = AutoConfig.from_pretrained(
+        str(model_source(config)), trust_remote_code=config.trust_remote_code, **gguf
+    )
     with torch.device("meta"):
         return AutoModelForCausalLM.from_config(found, trust_remote_code=config.trust_remote_code)
 
 
 def free_memory(device: torch.device) -> int | None:
-    """Bytes on the device that this process can have, those that torch already holds for it included."""
+    """Device memory available to this process in bytes, including what torch has already
+    reserved."""
     if device.type != "cuda":
         return None
     return torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device)

@@ -1,9 +1,13 @@
-"""The networks of a run: the policy that samples and learns, its critic, and the frozen reference."""
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+"""The networks of a run: the policy that samples and learns, its critic, and the frozen
+reference."""
 
 import copy
+import re
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, cast
 
@@ -24,11 +28,13 @@ from turnwise.models.scoring import (
     token_values,
     trunk_of,
 )
+from turnwise.procs.progress import Progress
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Precision:
-    """Where networks live, and the precision of their parameters. What learns keeps float32 masters in any case.
+    """The device of the networks and the precision of their parameters. Trainable parameters always
+    have float32 masters.
 
     Example:
         >>> Precision.choose("auto", device="cpu").dtype
@@ -44,26 +50,32 @@ class Precision:
         if device == "auto":
             device = "cuda" if torch.cuda.is_available() else "cpu"
         if device.startswith("cuda") and not torch.cuda.is_available():
-            raise ValueError(f"train.device is {device!r}, but this torch sees no CUDA device; use cpu or auto")
+            raise ValueError(
+                f"train.device is {device!r}, but this torch sees no CUDA device; use cpu or auto"
+            )
         if dtype == "float16":
             raise ValueError(
-                "model.dtype float16 cannot be trained: its gradients underflow without loss scaling; use bfloat16"
+                "model.dtype float16 cannot be trained: its gradients underflow without loss "
+                "scaling; use bfloat16"
             )
         try:
             place = torch.device(device)
         except RuntimeError as error:
-            raise ValueError(f"train.device is auto, cpu, cuda or cuda:N, got {device!r}") from error
+            raise ValueError(
+                f"train.device is auto, cpu, cuda or cuda:N, got {device!r}"
+            ) from error
         chosen = {"auto": torch.bfloat16 if device.startswith("cuda") else torch.float32}.get(dtype)
         return cls(device=place, dtype=chosen or cast(torch.dtype, vars(torch)[dtype]))
 
     @property
     def exact(self) -> bool:
-        """True where sampler and trainer compute in full precision, so that their log-probs agree."""
+        """True where sampler and trainer compute in full precision, so that their log-probs
+        agree."""
         return self.dtype == torch.float32 and self.device.type == "cpu"
 
 
 class ValueHead(nn.Module):
-    """One number per hidden state. Starts at zero, so that an untrained critic claims nothing."""
+    """A linear value head. Initialised to zero, so that an untrained critic predicts 0."""
 
     def __init__(self, hidden_size: int) -> None:
         super().__init__()
@@ -88,11 +100,11 @@ class Critic(nn.Module):
 class Policy:
     """The policy model with what belongs to it: tokenizer, critic and reference.
 
-    `score` and `value` are the two questions that training asks; both honour the batch's masks and never keep
-    gradients unless torch is recording. A packed `layout` is for use inside `packed()`.
+    Training calls `score` and `value`; both respect the batch's masks and record gradients only if
+    grad mode is on. A packed `layout` is for use inside `packed()`.
 
-    Below float32 the networks' parameters are cast in place, except the value head's, and `masters` keeps the float32
-    weights of those that learn. The generator samples with `model` itself.
+    Below float32 the networks' parameters are cast in place, except the value head's, and `masters`
+    keeps the float32 weights of those that learn. The generator samples with `model` itself.
     """
 
     def __init__(
@@ -114,15 +126,23 @@ class Policy:
         self.critic = critic.to(precision.device) if critic is not None else None
         self.reference = reference.to(precision.device) if reference is not None else None
         self.adapter_reference = adapter_reference
-        self.softcap = cast("float | None", vars(cast(Any, model).config).get("final_logit_softcapping"))
+        self.softcap = cast(
+            "float | None", vars(cast(Any, model).config).get("final_logit_softcapping")
+        )
         self._refuse_foreign_heads()
-        networks = [self.model] if critic is None or critic.trunk is None else [self.model, critic.trunk]
-        self.masters = Masters((p for network in networks for p in _trainable(network)), precision.dtype)
+        networks = (
+            [self.model] if critic is None or critic.trunk is None else [self.model, critic.trunk]
+        )
+        self.masters = Masters(
+            (p for network in networks for p in _trainable(network)), precision.dtype
+        )
         for network in [*networks, *([] if self.reference is None else [self.reference])]:
             cast_parameters(network, precision.dtype)
         self.chunk_elements = chunk_elements(precision.device)
         """Logits held at once in scoring."""
-        self._compiled = CompiledLayers(self.model, self.critic, self.reference) if compile else None
+        self._compiled = (
+            CompiledLayers(self.model, self.critic, self.reference) if compile else None
+        )
 
     @property
     def shares_trunk(self) -> bool:
@@ -137,12 +157,13 @@ class Policy:
         return _trainable(self.model)
 
     def critic_parameters(self) -> list[nn.Parameter]:
-        """The critic's own trainable parameters (its head alone, where it shares the policy's trunk)."""
+        """The critic's own trainable parameters (its head alone, where it shares the policy's
+        trunk)."""
         return [] if self.critic is None else _trainable(self.critic)
 
     @contextmanager
     def packed(self) -> Generator[None]:
-        """Passes with a packed layout are for in here, backward passes included."""
+        """Forward and backward passes with a packed layout must run in this context."""
         compiled = nullcontext() if self._compiled is None else self._compiled.on()
         with packed_passes(self.model, self.critic, self.reference), compiled:
             yield
@@ -154,16 +175,20 @@ class Policy:
     def score_and_value(
         self, batch: Batch, layout: RowLayout | None = None, *, detach: bool = False
     ) -> tuple[TokenScores, Tensor]:
-        """Log-probs and values from one pass through a shared trunk, which `detach` keeps the values from moving."""
+        """Log-probs and values from one pass through a shared trunk. With `detach`, the value loss
+        does not reach the trunk."""
         assert self.critic is not None
         assert self.critic.trunk is None
         packed = None if layout is None else layout.packed
         hidden = hidden_states(trunk_of(self.model), batch, packed)
         scores = self._token_scores(self.model, hidden, batch, layout)
-        return scores, token_values(self.critic.head, hidden.detach() if detach else hidden, batch, packed)[0]
+        return scores, token_values(
+            self.critic.head, hidden.detach() if detach else hidden, batch, packed
+        )[0]
 
     def reference_logprobs(self, batch: Batch, layout: RowLayout | None = None) -> Tensor:
-        """The frozen reference's log-probs: a copy of the first policy, or the policy without its adapters."""
+        """The frozen reference's log-probs: a copy of the first policy, or the policy without its
+        adapters."""
         if self.adapter_reference:
             with cast(Any, self.model).disable_adapter():
                 return self._score(self.model, batch, layout).logprobs
@@ -186,7 +211,8 @@ class Policy:
             yield "critic", self.critic
 
     def train_mode(self, on: bool) -> None:
-        """Switches gradient checkpointing and LoRA dropout on for an update. Other dropout was removed on loading."""
+        """Switches gradient checkpointing and LoRA dropout on for an update. Other dropout was
+        removed on loading."""
         for _, module in self.modules():
             module.train(on)
 
@@ -194,7 +220,9 @@ class Policy:
         hidden = hidden_states(trunk_of(model), batch, None if layout is None else layout.packed)
         return self._token_scores(model, hidden, batch, layout)
 
-    def _token_scores(self, model: nn.Module, hidden: Tensor, batch: Batch, layout: RowLayout | None) -> TokenScores:
+    def _token_scores(
+        self, model: nn.Module, hidden: Tensor, batch: Batch, layout: RowLayout | None
+    ) -> TokenScores:
         return token_scores(
             head_of(model),
             hidden,
@@ -207,21 +235,31 @@ class Policy:
 
     @torch.no_grad()
     def _refuse_foreign_heads(self) -> None:
-        """Compares trunk plus head with the model's own logits, once: some architectures scale them in between."""
+        """Compares trunk plus head with the model's own logits, once. Some architectures scale the
+        logits in between."""
         vocabulary = int(cast(Any, head_of(self.model)).weight.shape[0])
         ids = torch.arange(2, 10, device=self.precision.device)[None] % vocabulary
         own = cast(Any, self.model)(input_ids=ids, use_cache=False).logits.float()
-        ours = head_of(self.model)(cast(Any, trunk_of(self.model))(input_ids=ids, use_cache=False).last_hidden_state)
-        ours = ours.float() if self.softcap is None else self.softcap * torch.tanh(ours.float() / self.softcap)
+        ours = head_of(self.model)(
+            cast(Any, trunk_of(self.model))(input_ids=ids, use_cache=False).last_hidden_state
+        )
+        ours = (
+            ours.float()
+            if self.softcap is None
+            else self.softcap * torch.tanh(ours.float() / self.softcap)
+        )
         if not torch.allclose(own, ours, rtol=1e-3, atol=1e-3):
             raise ValueError(
-                f"{type(self.model).__name__} changes its logits after the output projection (largest difference "
-                f"{(own - ours).abs().max().item():.3g}), which turnwise does not score; pick another architecture"
+                f"{type(self.model).__name__} changes its logits after the output projection "
+                "(largest difference "
+                f"{(own - ours).abs().max().item():.3g}), which turnwise does not score; pick "
+                "another architecture"
             )
 
 
 def cast_parameters(module: nn.Module, dtype: torch.dtype) -> nn.Module:
-    """The module with its parameters in this precision, in place. Buffers stay: rotary frequencies need float32."""
+    """The module with its parameters in this precision, in place. Buffers stay: rotary frequencies
+    need float32."""
     for parameter in module.parameters():
         parameter.data = parameter.data.to(dtype)
     return module
@@ -232,18 +270,23 @@ def _trainable(module: nn.Module) -> list[nn.Parameter]:
 
 
 def load_tokenizer(config: ModelConfig) -> Any:
-    """The tokenizer at `tokenizer` or `path`, with the configured chat template and a padding token."""
+    """The tokenizer at `tokenizer` or `path`, with the configured chat template and a padding
+    token."""
     from transformers import AutoTokenizer
 
     where = config.tokenizer or config.path
     if where is None:
         raise ValueError("model.path is None: the embedded model brings its own tokenizer")
     gguf = {"gguf_file": config.gguf_file} if config.gguf_file and config.tokenizer is None else {}
-    tokenizer = AutoTokenizer.from_pretrained(where, trust_remote_code=config.trust_remote_code, **gguf)
+    tokenizer = AutoTokenizer.from_pretrained(
+        where, trust_remote_code=config.trust_remote_code, **gguf
+    )
     if config.chat_template is not None:
         path = Path(config.chat_template)
         inline = "{" in config.chat_template
-        tokenizer.chat_template = config.chat_template if inline else path.read_text(encoding="utf-8")
+        tokenizer.chat_template = (
+            config.chat_template if inline else path.read_text(encoding="utf-8")
+        )
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
     return tokenizer
@@ -253,34 +296,76 @@ def model_source(config: ModelConfig) -> str | None:
     """The config's model: a folder, or a name of the hub; None: the embedded one.
 
     Raises:
-        ValueError: it is written as a path, and nothing is there.
+        ValueError: it is written as a path, and no model is there.
     """
     path = config.path
-    if path is not None and path.startswith(("/", "./", "../", "~")) and not Path(path).expanduser().exists():
-        raise ValueError(f"model.path: there is no {path}")
+    if path is None:
+        return None
+    here = Path(path).expanduser()
+    if here.is_dir():
+        known = ("config.json", "adapter_config.json", config.gguf_file or "config.json")
+        if not any((here / name).is_file() for name in known):
+            raise ValueError(
+                f"model.path: {path} has no config.json; give the folder that save_pretrained "
+                "wrote (of a run, checkpoints/STEP/model)"
+            )
+        return path
+    # The hub's names are NAME or OWNER/NAME; where OWNER is a folder here, a path was meant.
+    named = re.fullmatch(r"(?:[\w.-]+/)?[\w.-]+", path) and not path.startswith(".")
+    near = get_close_matches(here.name, _folders(here.parent), n=1)
+    local = here.parent.is_dir() if "/" in path else bool(near)
+    if here.exists() or not named or local:
+        what = "is no folder" if here.exists() else "does not exist"
+        hint = f" (did you mean {here.parent / near[0]}?)" if near else ""
+        raise ValueError(
+            f"model.path: {path} {what}{hint}; give a folder with config.json, or OWNER/NAME of "
+            "the Hugging Face hub"
+        )
     return path
 
 
+def _folders(path: Path) -> list[str]:
+    return [entry.name for entry in path.iterdir() if entry.is_dir()] if path.is_dir() else []
+
+
 def load_model(config: ModelConfig, *, path: str | Path | None = None) -> nn.Module:
-    """The causal model at `path` (default: the config's), float32, without dropout. LoRA is added by `add_lora`."""
+    """The causal model at `path` (default: the config's), float32, without dropout. LoRA is added
+    by `add_lora`."""
     from transformers import AutoModelForCausalLM
 
     where = path if path is not None else model_source(config)
     if where is None:
-        raise ValueError("model.path is None: build the embedded model instead (models/embedded.py)")
-    gguf = {"gguf_file": config.gguf_file} if config.gguf_file and path is None else {}
-    with quiet():
-        model = AutoModelForCausalLM.from_pretrained(
-            str(where), dtype=torch.float32, trust_remote_code=config.trust_remote_code, **gguf
+        raise ValueError(
+            "model.path is None: build the embedded model instead (models/embedded.py)"
         )
+    gguf = {"gguf_file": config.gguf_file} if config.gguf_file and path is None else {}
+    with quiet(), Progress(f"loading model {where}"):
+        try:
+            model = AutoModelForCausalLM.from_pretrained(
+                str(where), dtype=torch.float32, trust_remote_code=config.trust_remote_code, **gguf
+            )
+        except OSError as error:
+            raise ValueError(_not_loaded(where, error)) from error
     if gguf:
         model = _dequantised(model)
-    return prepare(cast(nn.Module, model), gradient_checkpointing=config.gradient_checkpointing is True)
+    return prepare(
+        cast(nn.Module, model), gradient_checkpointing=config.gradient_checkpointing is True
+    )
+
+
+def _not_loaded(where: str | Path, error: OSError) -> str:
+    first = str(error).partition("\n")[0]
+    if Path(where).is_dir():
+        return f"model.path: {where} cannot be loaded: {first}"
+    return (
+        f"model.path: {where} is no folder here, and the Hugging Face hub did not give it: {first} "
+        "Download the model and give its folder, or correct OWNER/NAME"
+    )
 
 
 def _dequantised(model: Any) -> nn.Module:
-    """A plain model with a GGUF model's weights. transformers expands them on loading, but keeps calling the model
-    quantised, and then refuses to save it."""
+    """A plain model with a GGUF model's weights. transformers dequantises them on loading but still
+    marks the model as quantised, and then refuses to save it."""
     from transformers import AutoModelForCausalLM
 
     config = copy.deepcopy(model.config)
@@ -293,7 +378,7 @@ def _dequantised(model: Any) -> nn.Module:
 
 @contextmanager
 def quiet() -> Generator[None]:
-    """Holds back transformers' progress bars: they break a live display, and most files here are small."""
+    """Disables transformers' progress bars, which break the live display."""
     from transformers.utils import logging
 
     shown = logging.is_progress_bar_enabled()
@@ -306,7 +391,8 @@ def quiet() -> Generator[None]:
 
 
 def prepare(model: nn.Module, *, gradient_checkpointing: bool = False) -> nn.Module:
-    """The model without dropout, so that what is scored is what was sampled, and with checkpointing where asked."""
+    """The model with dropout disabled, so that scoring matches sampling, and with gradient
+    checkpointing if requested."""
     for module in model.modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.0
@@ -314,17 +400,24 @@ def prepare(model: nn.Module, *, gradient_checkpointing: bool = False) -> nn.Mod
             if isinstance(vars(module).get(name), float):
                 setattr(module, name, 0.0)
     if gradient_checkpointing:
-        cast(Any, model).gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        cast(Any, model).gradient_checkpointing_enable(
+            gradient_checkpointing_kwargs={"use_reentrant": False}
+        )
     return model.eval()
 
 
 def add_lora(model: nn.Module, config: LoraConfig, *, seed: int) -> nn.Module:
-    """The model with trainable adapters on a frozen base; their first state is drawn from `seed`."""
+    """The model with trainable adapters on a frozen base; their first state is drawn from
+    `seed`."""
     try:
         import peft
     except ImportError as error:
         raise ImportError("model.lora needs peft; install turnwise[lora]") from error
-    targets = config.target_modules if isinstance(config.target_modules, str) else list(config.target_modules)
+    targets = (
+        config.target_modules
+        if isinstance(config.target_modules, str)
+        else list(config.target_modules)
+    )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         adapted = peft.get_peft_model(
@@ -341,7 +434,8 @@ def add_lora(model: nn.Module, config: LoraConfig, *, seed: int) -> nn.Module:
 
 
 def make_critic(model: nn.Module, *, shared: bool) -> Critic:
-    """A critic for this policy: its head on the policy's trunk, or on a copy of it that learns on its own."""
+    """A critic for this policy: its head on the policy's trunk, or on a copy of it that learns on
+    its own."""
     hidden_size = int(cast(Any, head_of(model)).weight.shape[1])
     return Critic(hidden_size, None if shared else copy.deepcopy(trunk_of(model)))
 

@@ -1,5 +1,6 @@
 # pyright: basic, reportMissingImports=false, reportIndexIssue=false, reportOptionalOperand=false
-"""Triton kernels of the block engine: attention over slots, and drawing a token with all that follows from it.
+"""Triton kernels of the block engine: attention over slots, and drawing a token with all that
+follows from it.
 
 Imported on CUDA only; `ops` has the same operations in plain torch for every other device.
 """
@@ -16,8 +17,8 @@ from turnwise.generate.blocks.ops import TILE
 CHUNK = 4096
 """Logits that the drawing kernel holds at once."""
 LEAST_ROWS = 8 if tuple(int(part) for part in triton.__version__.split(".")[:2]) >= (3, 5) else 16
-"""Rows of the smallest product that Triton takes. Fewer are quicker: a decode step has as many as a key head has query
-heads."""
+"""Rows of the smallest product that Triton takes. Fewer are quicker: a decode step has as many as a
+key head has query heads."""
 
 
 @triton.jit
@@ -27,7 +28,8 @@ def _attend(
     D: tl.constexpr, DP: tl.constexpr, BN: tl.constexpr,
     HAS_ROWS: tl.constexpr, HAS_WINDOW: tl.constexpr, HAS_CAP: tl.constexpr, PRECISE: tl.constexpr,
 ):  # fmt: skip
-    """One program: a block of up to BT tokens of one slot, one key head, all query heads that share it."""
+    """One program: a block of up to BT tokens of one slot, one key head, all query heads that share
+    it."""
     block = tl.program_id(0)
     head = tl.program_id(1)
     if HAS_ROWS:
@@ -57,12 +59,14 @@ def _attend(
     # Powers of two in place of e: one instruction less for every weight.
     factor = 1.4426950408889634 if HAS_CAP else scale * 1.4426950408889634
     best = tl.full((M,), -1e30, tl.float32)
-    # With one token the sum over a tile's keys waits for the end: to add up across threads takes long.
+    # With one token the sum over a tile's keys waits for the end: to add up across threads takes
+    # long.
     total = tl.zeros((M, BN), tl.float32) if BT == 1 else tl.zeros((M, 1), tl.float32)
     out = tl.zeros((M, DP), tl.float32)
     inside = j[:, None] * D + d[None, :]
     for key in range(start, end, BN):
-        # What a group of prompts has in common is read from one place, and so from the cache next to the processors.
+        # What a group of prompts has in common is read from one place, and so from the cache next
+        # to the processors.
         there = tl.where(key < shared, holder, row).to(tl.int64) * sk_s + head * sk_h + key * D
         live = (j < end - key)[:, None] & inner
         k = tl.load(K + there + inside, mask=live, other=0.0)
@@ -86,7 +90,8 @@ def _attend(
         total = total * fade[:, None] + (p if BT == 1 else tl.sum(p, 1)[:, None])
         best = new_best
     out = tl.where(valid[:, None], out / tl.maximum(tl.sum(total, 1), 1e-30)[:, None], 0.0)
-    # Blocks without a slot are padding. It gets zeros, so that nothing undefined flows through the layers above.
+    # Blocks without a slot are padding. It gets zeros, so that nothing undefined flows through the
+    # layers above.
     written = (token < tl.where(count > 0, count, BT)) & (at + token < num_tokens) & (group < G)
     tl.store(OUT + mine, out.to(OUT.dtype.element_ty), mask=written[:, None] & inner)
 
@@ -132,6 +137,34 @@ def _mix(x):
 
 
 @triton.jit
+def _uniform(seed, index):
+    """splitmix64 of (seed, index of the drawn token) in [0, 1), as in sampling.uniform."""
+    golden = 0x9E3779B97F4A7C15
+    bits = _mix(_mix(seed + golden) + index * golden)
+    return (bits >> 12).to(tl.float64) * 2.220446049250313e-16
+
+
+@triton.jit
+def _draw(row, inverse, top, wide, threshold, vocab, BV: tl.constexpr, NC: tl.constexpr):
+    """The token at which the cumulative mass passes the threshold: first its chunk, by the chunks'
+    masses `wide`, then its place in the chunk."""
+    c = tl.arange(0, NC)
+    j = tl.arange(0, BV)
+    up_to = tl.cumsum(wide, 0)
+    chunk = tl.min(tl.where(up_to > threshold, c, NC), 0)
+    # Rounding may leave no chunk above the threshold: then the last one with any mass.
+    chunk = tl.where(chunk < NC, chunk, tl.max(tl.where(wide > 0.0, c, 0), 0))
+    before = tl.sum(tl.where(c == chunk, up_to - wide, 0.0), 0)
+    first = chunk * BV
+    x = tl.load(row + first + j, mask=first + j < vocab, other=float("-inf")).to(tl.float32)
+    p = tl.exp(x * inverse - top)
+    inner = tl.cumsum(p, 0).to(tl.float64) + before
+    hit = tl.min(tl.where((inner > threshold) & (p > 0.0), j, BV), 0)
+    last = tl.max(tl.where(p > 0.0, j, 0), 0)
+    return first + tl.where(hit < BV, hit, last)
+
+
+@triton.jit
 def _advance(
     LOGITS, stride, ROW, BASE, SEED, TEMP, LEFT, STOP, TOKEN, POS, WRITE, COUNT, OUT_ID, OUT_LOGPROB, CURSOR,
     num_slots, length, vocab, BV: tl.constexpr, NC: tl.constexpr, DECODE: tl.constexpr,
@@ -149,18 +182,23 @@ def _advance(
     if live:
         j = tl.arange(0, BV)
         temperature = tl.load(TEMP + slot)
-        inverse = tl.where(temperature > 0.0, 1.0 / tl.where(temperature > 0.0, temperature, 1.0), 1.0)
+        inverse = tl.where(
+            temperature > 0.0, 1.0 / tl.where(temperature > 0.0, temperature, 1.0), 1.0
+        )
         row = LOGITS + r.to(tl.int64) * stride
         top = float("-inf")
         argmax = 0
-        # One pass over the vocabulary, a chunk at a time: each chunk's largest value and its mass relative to that.
+        # One pass over the vocabulary, a chunk at a time: each chunk's largest value and its mass
+        # relative to that.
         c = tl.arange(0, NC)
         tops = tl.full((NC,), float("-inf"), tl.float32)
         masses = tl.zeros((NC,), tl.float32)
         coming = tl.load(row + j, mask=j < vocab, other=float("-inf"))
         for v in range(0, vocab, BV):
             x = coming.to(tl.float32) * inverse
-            coming = tl.load(row + v + BV + j, mask=v + BV + j < vocab, other=float("-inf"))  # while this one is summed
+            coming = tl.load(
+                row + v + BV + j, mask=v + BV + j < vocab, other=float("-inf")
+            )  # while this one is summed
             here = tl.max(x, 0)
             if temperature <= 0.0:  # to find out which one it is takes as long as everything else
                 argmax = tl.where(here > top, v + tl.argmax(x, 0), argmax)
@@ -170,24 +208,9 @@ def _advance(
             masses = tl.where(c == v // BV, tl.sum(tl.exp(x - base_value), 0), masses)
         wide = masses.to(tl.float64) * tl.exp(tops - top).to(tl.float64)
         total = tl.sum(wide, 0)
-        # splitmix64 of (seed, index of the drawn token), as in sampling.uniform
-        golden = 0x9E3779B97F4A7C15
         seed = tl.load(SEED + slot).to(tl.uint64, bitcast=True)
-        index = (base + 1).to(tl.int64).to(tl.uint64)
-        bits = _mix(_mix(seed + golden) + index * golden)
-        u = (bits >> 12).to(tl.float64) * 2.220446049250313e-16
-        threshold = u * total
-        up_to = tl.cumsum(wide, 0)
-        chunk = tl.min(tl.where(up_to > threshold, c, NC), 0)
-        chunk = tl.where(chunk < NC, chunk, tl.max(tl.where(wide > 0.0, c, 0), 0))  # where sums round differently
-        before = tl.sum(tl.where(c == chunk, up_to - wide, 0.0), 0)
-        first = chunk * BV
-        x = tl.load(row + first + j, mask=first + j < vocab, other=float("-inf")).to(tl.float32) * inverse
-        p = tl.exp(x - top)
-        inner = tl.cumsum(p, 0).to(tl.float64) + before
-        hit = tl.min(tl.where((inner > threshold) & (p > 0.0), j, BV), 0)
-        last = tl.max(tl.where(p > 0.0, j, 0), 0)
-        drawn = first + tl.where(hit < BV, hit, last)
+        u = _uniform(seed, (base + 1).to(tl.int64).to(tl.uint64))
+        drawn = _draw(row, inverse, top, wide, u * total, vocab, BV, NC)
         token = tl.where(temperature > 0.0, drawn, argmax)
         chosen = tl.load(row + token).to(tl.float32) * inverse
         logprob = chosen - top - tl.log(total.to(tl.float32))
@@ -232,7 +255,9 @@ def _add_norm(X, ADD, W, OUT, width, eps, HP: tl.constexpr, HAS_ADD: tl.constexp
     tl.store(OUT + row * width + h, normed * tl.load(W + h, mask=inside, other=0.0), mask=inside)
 
 
-def add_norm(residual: Tensor, added: Tensor | None, weight: Tensor, *, eps: float) -> tuple[Tensor, Tensor]:
+def add_norm(
+    residual: Tensor, added: Tensor | None, weight: Tensor, *, eps: float
+) -> tuple[Tensor, Tensor]:
     """See `ops.add_norm`. The sum replaces `residual` in place."""
     num, width = residual.shape
     out = torch.empty_like(residual)
@@ -289,7 +314,9 @@ def _rope_write(
         is_value = (h >= H + HK)[:, None]
         live = (d < half)[None, :]
         w_left = tl.where(
-            is_query, tl.load(QN + d[None, :], mask=live, other=0.0), tl.load(KN + d[None, :], mask=live, other=0.0)
+            is_query,
+            tl.load(QN + d[None, :], mask=live, other=0.0),
+            tl.load(KN + d[None, :], mask=live, other=0.0),
         )
         w_right = tl.where(
             is_query,

@@ -1,0 +1,173 @@
+"""Python's door to turnwise: `turnwise.train` and `turnwise.evaluate`. docs/python.md shows both.
+
+What a config names, these take as objects too: each is given a name, and the rest is the path that
+every run takes.
+"""
+
+import copy
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from turnwise.algos.algorithm import Algorithm
+from turnwise.cli.load_player import load_player, load_policy
+from turnwise.config.base import run_config
+from turnwise.config.schema import Config
+from turnwise.envs.trust import refuse_foreign_code
+from turnwise.evaluate.evaluation import EvalResult, PolicyPlayer
+from turnwise.evaluate.evaluation import evaluate as evaluate_player
+from turnwise.evaluate.players import Player, ScriptedPlayer, Situation
+from turnwise.generate.base import Generator
+from turnwise.log.callbacks import Callback
+from turnwise.log.store import RunReader
+from turnwise.rollout.agents import Agent
+from turnwise.train import run
+from turnwise.train.setup import choose_setting
+from turnwise.train.trainer import RunResult
+from turnwise.user_code import name_of
+
+Source = str | os.PathLike[str] | Mapping[str, Any] | Config
+PLAYERS = ("random", "expert", "openai", "script")
+
+
+def train(
+    env: str | Callable[..., Any] | object | None = None,
+    model: str | os.PathLike[str] | None = None,
+    algorithm: str | Callable[..., Any] | Algorithm | None = None,
+    *,
+    loss: str | Callable[..., Any] | None = None,
+    shaper: str | Callable[..., float] | None = None,
+    agent: str | type[Agent] | None = None,
+    generator: str | Callable[..., Generator] | None = None,
+    callbacks: Sequence[Callback | type[Callback] | str] = (),
+    config: Source | None = None,
+    overrides: Mapping[str, Any] | None = None,
+    resume: str | os.PathLike[str] | None = None,
+    quiet: bool = False,
+    trust: bool = False,
+) -> RunResult:
+    """Trains to the end, and returns what it came to. Works inside a running event loop.
+
+    Args:
+        env: an environment's name, `file.py:Class`, a class or function that makes one, or an
+            object that is copied for every episode at once.
+        model: a Hugging Face directory or hub name. None: the config's, or the embedded model.
+        algorithm: a name, an advantage estimator, or an Algorithm.
+        loss: the loss of a token in place of the algorithm's.
+        shaper: adds to every turn's reward.
+        agent: what stands between environment and model.
+        generator: makes the generator from `model`, `tokenizer` and `config`.
+        callbacks: objects, classes or names.
+        config: a recipe, a YAML file, a mapping or a Config to start from.
+        overrides: settings by dotted key, such as {"train.steps": 20}.
+        resume: a run directory to go on with, from its last checkpoint.
+        quiet: nothing on the console.
+        trust: load the code that the config of a run to resume names, whoever made it.
+
+    Raises:
+        ValueError: settings contradict each other, or a part of yours failed its check.
+    """
+    given: dict[str, Any] = {
+        "env.name": _named(env),
+        "model.path": None if model is None else os.fspath(model),
+        "algo.name": _named(algorithm),
+        "algo.surrogate": _named(loss),
+        "env.shaping.function": _named(shaper),
+        "rollout.agent": _named(agent),
+        "rollout.generator": _named(generator),
+    }
+    settings = {key: value for key, value in given.items() if value is not None}
+    source = config
+    if resume is not None and source is None:
+        source = Path(resume) / "config.yaml"
+    resolved = _config(source, {**settings, **(overrides or {})})
+    if resume is not None:
+        refuse_foreign_code(resolved, stored=Path(resume) / "config.yaml", trust=trust)
+    return run.train(
+        resolved,
+        resume=None if resume is None else Path(resume),
+        sinks=() if quiet else None,
+        callbacks=callbacks,
+    )
+
+
+def evaluate(
+    policy: RunResult | str | Path | Player | Callable[[Situation], str],
+    env: str | Callable[..., Any] | object | None = None,
+    *,
+    episodes: int | None = None,
+    split: str = "val",
+    config: Source | None = None,
+    overrides: Mapping[str, Any] | None = None,
+    trust: bool = False,
+) -> EvalResult:
+    """How a policy or player does on held-out tasks, with 95 % intervals, and its episodes.
+
+    Args:
+        policy: a run (its last checkpoint, with its config), a model's directory or hub name,
+            "random", "expert", "openai:URL#MODEL", a function from a Situation to the reply's text,
+            or a Player.
+        env: the environment, in place of the config's.
+        episodes: tasks, each played once. None: the config's.
+        trust: load the code that a run's own config names, whoever made it.
+
+    Raises:
+        EvaluationError: every episode failed.
+    """
+    path = policy.path if isinstance(policy, RunResult) else None
+    where = str(policy) if isinstance(policy, str | Path) else None
+    if where is not None and (Path(where) / "config.yaml").is_file():
+        path = Path(where)
+    settings = {"env.name": _named(env)} if env is not None else {}
+    source = config if path is None or config is not None else RunReader(path).config
+    resolved = _config(source, {**settings, **(overrides or {})})
+    if path is not None:
+        refuse_foreign_code(resolved, stored=path / "config.yaml", trust=trust)
+    player: Player | PolicyPlayer
+    if path is not None:
+        player = load_policy(resolved, run=path, name=path.name)
+    elif where is not None and where.partition(":")[0] in PLAYERS:
+        player = load_player(where, resolved)
+    elif where is not None:
+        player = load_policy(resolved, model=where, name=Path(where).name)
+    elif isinstance(policy, RunResult):
+        raise AssertionError("a run has a path")
+    elif hasattr(policy, "reply"):
+        player = policy  # pyright: ignore[reportAssignmentType]
+    else:
+        player = ScriptedPlayer(getattr(policy, "__name__", "script"), policy)  # pyright: ignore[reportArgumentType]
+    setting = choose_setting(resolved) if resolved.data.prompts is not None else None
+    return evaluate_player(
+        resolved if setting is None else setting.config,
+        player,
+        episodes=episodes,
+        split=split,
+        factories=None if setting is None else setting.factories,
+    )
+
+
+def _config(source: Source | None, settings: Mapping[str, Any]) -> Config:
+    """The config that the command line would come to with the same words."""
+    words = [f"{key}={json.dumps(value)}" for key, value in settings.items()]
+    if isinstance(source, Config):
+        source = source.model_dump(mode="json")
+    if isinstance(source, os.PathLike):
+        source = Path(source)
+    return run_config(source, words)
+
+
+def _named(part: object) -> str | None:
+    """The name of a part for the config; an object that is no function or class makes copies of
+    itself."""
+    if part is None or isinstance(part, str):
+        return part
+    if callable(part) or isinstance(part, Algorithm):
+        return name_of(part)
+
+    def copied() -> object:
+        return copy.deepcopy(part)
+
+    copied.__qualname__ = copied.__name__ = type(part).__name__
+    return name_of(copied)
