@@ -1,4 +1,5 @@
-"""The command line: what each command prints, how mistakes are reported, and that it starts quickly."""
+"""The command line: what each command prints, how mistakes are reported, and that it starts
+quickly."""
 
 import ast
 import json
@@ -27,7 +28,9 @@ def run(*words: str) -> int:
 
 
 def python(code: str) -> str:
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT
+    )
     return done.stdout
 
 
@@ -47,8 +50,18 @@ FIRST_ARGUMENTS = {
     "envs": "--help",
     "check-env": "name",
     "serve-env": "name",
+    "serve": "--port",
+    "work": "url",
     "config": "show",
+    "migrate": "FILE",
     "doctor": "run",
+    "report": "RUN",
+    "compare": "RUN...",
+    "export": "RUN",
+    "push": "TO",
+    "sweep": "--seeds",
+    "init": "KIND",
+    "completion": "SHELL",
 }
 
 
@@ -84,14 +97,28 @@ def test_config_lists_recipes_and_keys(capsys: pytest.CaptureFixture[str]) -> No
         assert word in text
 
 
-def test_config_show_prints_the_resolved_tree(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_config_show_prints_the_resolved_tree(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     file = tmp_path / "mine.yaml"
     file.write_text("extends: frozen_lake\ntrain_cfgs: {max_turn: 4}\n")
-    words = [str(file), "--env.format.format_penalty", "-0.5", "seed=3", "--train_cfgs.bi_level_gae", "false"]
+    words = [
+        str(file),
+        "--env.format.format_penalty",
+        "-0.5",
+        "seed=3",
+        "--train_cfgs.bi_level_gae",
+        "false",
+    ]
     assert run("config", "show", *words) == 0
     shown = load_config(parse_yaml(capsys.readouterr().out))
     assert shown == load_config(file, words[1:])
-    assert (shown.train.max_turn, shown.env.format.format_penalty, shown.seed, shown.algo.name) == (4, -0.5, 3, "ppo")
+    assert (shown.train.max_turn, shown.env.format.format_penalty, shown.seed, shown.algo.name) == (
+        4,
+        -0.5,
+        3,
+        "ppo",
+    )
 
 
 def test_config_show_puts_the_source_anywhere(capsys: pytest.CaptureFixture[str]) -> None:
@@ -139,7 +166,9 @@ class Broken(BaseEnv):
 """
 
 
-def test_check_env_fails_for_a_broken_environment(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_check_env_fails_for_a_broken_environment(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     (tmp_path / "broken.py").write_text(BROKEN_ENV)
     assert run("check-env", f"{tmp_path / 'broken.py'}:Broken") == 1
     assert "nan" in capsys.readouterr().out.lower()
@@ -153,34 +182,51 @@ def test_split_source() -> None:
         split_source(["a.yaml", "b.yaml"])
     with pytest.raises(SystemExit):
         overrides_from(["a.yaml"])
-    assert config_from([], default="bandit") == load_config("bandit")
+    assert config_from([]) == load_config("frozen_lake")
 
 
 @pytest.mark.parametrize(
     "words",
-    ["import turnwise", *(f"from turnwise.cli.main import main; main(['{word}'])" for word in ("config", "--help"))],
+    [
+        "import turnwise",
+        *(f"from turnwise.cli.main import main; main(['{word}'])" for word in ("config", "--help")),
+    ],
 )
 def test_starting_does_not_load_torch(words: str) -> None:
     heavy = ["torch", "transformers", "gymnasium", "numpy"]
     report = f"lambda: print('|' + json.dumps([name for name in {heavy!r} if name in sys.modules]))"
-    found = python(f"import atexit, json, sys\natexit.register({report})\n{words}").rpartition("|")[2]
+    found = python(f"import atexit, json, sys\natexit.register({report})\n{words}").rpartition("|")[
+        2
+    ]
     assert json.loads(found) == []
 
 
-@pytest.mark.parametrize("words", [["--help"], ["config"], ["config", "show", "frozen_lake"], ["envs"]])
+@pytest.mark.parametrize(
+    "words", [["--help"], ["config"], ["config", "show", "frozen_lake"], ["envs"]]
+)
 def test_it_starts_in_under_a_second(words: list[str]) -> None:
     # CPU time of the child, so that a busy machine does not fail the test; the best of three.
     def seconds() -> float:
         before = os.times()
-        subprocess.run([sys.executable, "-m", "turnwise", *words], capture_output=True, check=True, cwd=ROOT)
+        subprocess.run(
+            [sys.executable, "-m", "turnwise", *words], capture_output=True, check=True, cwd=ROOT
+        )
         after = os.times()
-        return after.children_user + after.children_system - before.children_user - before.children_system
+        return (
+            after.children_user
+            + after.children_system
+            - before.children_user
+            - before.children_system
+        )
 
     assert min(seconds() for _ in range(3)) < 1.0
 
 
 def test_importing_turnwise_takes_a_moment_only() -> None:
-    code = "import time; start = time.process_time(); import turnwise; print(time.process_time() - start)"
+    code = (
+        "import time; start = time.process_time(); import turnwise; print(time.process_time() - "
+        "start)"
+    )
     assert min(float(python(code)) for _ in range(3)) < 0.1
 
 
@@ -229,7 +275,16 @@ FRONTS = [
     [sys.executable, str(ROOT / "examples" / "run_multi_turn_ppo.py")],
     [str(ROOT / "scripts" / "run_multi_turn_ppo.sh")],
 ]
-FLAGS = ["--multi_turn", "true", "--bi_level_gae", "true", "--max_turn", "3", "--learning_rate", "5e-7x"]
+FLAGS = [
+    "--multi_turn",
+    "true",
+    "--bi_level_gae",
+    "true",
+    "--max_turn",
+    "3",
+    "--learning_rate",
+    "5e-7x",
+]
 
 
 SMALL = [
@@ -246,7 +301,9 @@ SMALL = [
 
 def run_front(command: list[str], *words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "PYTHON": sys.executable}
-    return subprocess.run([*command, *words], capture_output=True, text=True, cwd=cwd, env=environment)
+    return subprocess.run(
+        [*command, *words], capture_output=True, text=True, cwd=cwd, env=environment
+    )
 
 
 @pytest.mark.slow
@@ -256,14 +313,53 @@ def test_the_fronts_train(command: list[str], tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     (run,) = (tmp_path / "runs").iterdir()
     written = load_config(run / "config.yaml")
-    assert (written.train.max_turn, written.train.lr, written.algo.name) == (3, 5e-7, "bi_level_gae")
+    assert (written.train.max_turn, written.train.lr, written.algo.name) == (
+        3,
+        5e-7,
+        "bi_level_gae",
+    )
 
 
 @pytest.mark.parametrize("command", FRONTS)
 def test_the_fronts_read_their_flags(command: list[str], tmp_path: Path) -> None:
     done = run_front(command, *FLAGS, cwd=tmp_path)
     assert done.returncode == 2
-    assert "train.lr: input should be a valid number, got '5e-7x' (written as learning_rate)" in done.stderr
+    assert (
+        "train.lr: input should be a valid number, got '5e-7x' (written as learning_rate)"
+        in done.stderr
+    )
+
+
+MISTAKES = [
+    (["env.name=frozen_lak"], "did you mean frozen_lake?"),
+    (["env.options.size=99"], "size is from 2 to 16, got 99"),
+    (["rollout.train.group_size=1", "algo.name=grpo"], "group"),
+]
+
+
+@pytest.mark.parametrize(("words", "said"), MISTAKES)
+def test_a_mistake_that_only_the_run_finds_is_a_message(
+    words: list[str], said: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        ppo_multi_turn.main([*SMALL, *words, f"log.dir={tmp_path}"])
+    assert caught.value.code == 2
+    told = capsys.readouterr().err
+    assert said in told
+    assert "Traceback" not in told
+
+
+def test_the_classes_that_users_know_stand_beside_the_trainers() -> None:
+    from turnwise.trainers import Environment, EnvironmentRewardAdapter, PPOTrainer
+
+    assert ppo_multi_turn.PPOTrainer is PPOTrainer is turnwise.PPOTrainer
+    assert issubclass(turnwise.SingleTurnEnv, Environment)
+    assert issubclass(turnwise.MultiTurnEnv, Environment)
+    rows = [{"question": "1+1?", "answer": "2"}]
+    rubric = turnwise.Rubric([lambda text, answer: float(text == answer)])
+    score = EnvironmentRewardAdapter(turnwise.SingleTurnEnv(rows, rubric, val_fraction=0.0))
+    reply = [{"role": "assistant", "content": "2"}]
+    assert score(prompts=[[]], completions=[reply], turnwise_row=[0]) == [1.0]
 
 
 def test_the_front_shows_its_usage(capsys: pytest.CaptureFixture[str]) -> None:

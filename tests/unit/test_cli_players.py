@@ -26,13 +26,22 @@ def walk(situation):
     text = situation.messages[-1].content
     place, target = map(int, re.findall(r"You are at (\\d+), the target is at (\\d+)", text)[0])
     move = "right" if target > place else "left"
-    return "<think></think><answer>" + " || ".join([move] * min(5, abs(target - place))) + "</answer>"
+    moves = " || ".join([move] * min(5, abs(target - place)))
+    return f"<think></think><answer>{moves}</answer>"
 """
 
 
 def test_eval_against_another_player(tmp_path: Path) -> None:
     (tmp_path / "walker.py").write_text(WALKER)
-    words = ["eval", "--env", "simple_game", "--player", "script:walker.py:walk", "--against", "random"]
+    words = [
+        "eval",
+        "--env",
+        "simple_game",
+        "--player",
+        "script:walker.py:walk",
+        "--against",
+        "random",
+    ]
     done = turnwise(*words, "--episodes", "30", "--json", "--out", "won.jsonl", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     data = json.loads(done.stdout)
@@ -44,7 +53,8 @@ def test_eval_against_another_player(tmp_path: Path) -> None:
 
 
 def test_eval_of_prompts_plays_the_prompts(tmp_path: Path) -> None:
-    """A config that trains on prompts is evaluated on them, not on the environment that it never plays."""
+    """A config that trains on prompts is evaluated on them, not on the environment that it never
+    plays."""
     rows = [{"prompt": f"Say {number}.", "answer": str(number)} for number in range(12)]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (tmp_path / "pays.py").write_text(
@@ -52,11 +62,28 @@ def test_eval_of_prompts_plays_the_prompts(tmp_path: Path) -> None:
         "def echo(situation): return situation.messages[-1].content[4:-1]\n"
     )
     settings = ["train.multi_turn=false", "data.prompts=rows.jsonl", "data.reward=pays.py:pays"]
-    words = ["eval", "frozen_lake", *settings, "--player", "script:pays.py:echo", "--episodes", "6", "--json"]
+    words = [
+        "eval",
+        "frozen_lake",
+        *settings,
+        "--player",
+        "script:pays.py:echo",
+        "--episodes",
+        "6",
+        "--json",
+    ]
     done = turnwise(*words, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["result"]["reward"]["estimate"] == 1.0
-    words = ["rollout", "frozen_lake", *settings, "--player", "script:pays.py:echo", "--episodes", "6"]
+    words = [
+        "rollout",
+        "frozen_lake",
+        *settings,
+        "--player",
+        "script:pays.py:echo",
+        "--episodes",
+        "6",
+    ]
     assert turnwise(*words, cwd=tmp_path).returncode == 0
     stored = [json.loads(line) for line in (tmp_path / "episodes.jsonl").read_text().splitlines()]
     assert {row["tag"] for row in stored} == {"prompts"}
@@ -95,7 +122,18 @@ def test_a_model_behind_an_endpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     threading.Thread(target=server.serve_forever, daemon=True).start()
     try:
         player = f"openai:http://127.0.0.1:{server.server_address[1]}/v1#tiny"
-        words = ["eval", "--env", "simple_game", "--player", player, "--episodes", "6", "--json", "--out", "o.jsonl"]
+        words = [
+            "eval",
+            "--env",
+            "simple_game",
+            "--player",
+            player,
+            "--episodes",
+            "6",
+            "--json",
+            "--out",
+            "o.jsonl",
+        ]
         done = turnwise(*words, "rollout.max_response_tokens=33", cwd=tmp_path)
     finally:
         server.shutdown()
@@ -105,16 +143,32 @@ def test_a_model_behind_an_endpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert result["player"] == "tiny"
     assert 0 < result["success"]["estimate"] < 1
     asked = Endpoint.asked[0]
-    assert (asked["path"], asked["model"], asked["max_tokens"]) == ("/v1/chat/completions", "tiny", 33)
+    assert (asked["path"], asked["model"], asked["max_tokens"]) == (
+        "/v1/chat/completions",
+        "tiny",
+        33,
+    )
     assert asked["key"] == "Bearer not-a-real-key"
     assert turnwise("replay", "o.jsonl", cwd=tmp_path).returncode == 0
-    gone = turnwise("eval", "--env", "simple_game", "--player", "openai:http://127.0.0.1:9/v1", cwd=tmp_path)
+    gone = turnwise(
+        "eval", "--env", "simple_game", "--player", "openai:http://127.0.0.1:9/v1", cwd=tmp_path
+    )
     assert gone.returncode == 2
     assert "URL#MODEL" in gone.stderr
 
 
 def test_rollout_then_replay_then_the_first_difference(tmp_path: Path) -> None:
-    words = ["rollout", "--env", "frozen_lake", "--player", "random", "--episodes", "4", "--split", "val"]
+    words = [
+        "rollout",
+        "--env",
+        "frozen_lake",
+        "--player",
+        "random",
+        "--episodes",
+        "4",
+        "--split",
+        "val",
+    ]
     done = turnwise(*words, "--out", "out/lake.jsonl", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "4 episodes in out/lake.jsonl" in done.stdout
@@ -124,7 +178,7 @@ def test_rollout_then_replay_then_the_first_difference(tmp_path: Path) -> None:
     assert {row["task"]["split"] for row in rows} == {"val"}
     done = turnwise("replay", str(path), "--show", cwd=tmp_path)
     assert done.returncode == 0
-    assert "4 of 4 episodes went the same way" in done.stdout
+    assert "4 of 4 episodes gave the same result" in done.stdout
     rows[2]["turns"][0]["messages"][0]["content"] += " (a lie)"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     done = turnwise("replay", str(path), cwd=tmp_path)
@@ -147,7 +201,7 @@ def test_replay_without_a_config_says_what_to_do(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["eval", "--player", "nobody", "bandit"], "neither a file nor a recipe"),
+        (["eval", "--player", "nobody", "bandit"], "unknown player 'nobody'; players are random"),
         (["eval", "--split", "test", "bandit"], "val or train"),
         (["rollout", "--player", "script:none.py:f", "bandit"], "no file none.py"),
         (["play"], "name an environment"),
@@ -156,7 +210,9 @@ def test_replay_without_a_config_says_what_to_do(tmp_path: Path) -> None:
         (["doctor", "."], "not a run directory"),
     ],
 )
-def test_mistakes_are_answered_without_a_traceback(words: list[str], message: str, tmp_path: Path) -> None:
+def test_mistakes_are_answered_without_a_traceback(
+    words: list[str], message: str, tmp_path: Path
+) -> None:
     done = turnwise(*words, cwd=tmp_path)
     assert done.returncode == 2
     assert message in done.stderr
@@ -170,7 +226,7 @@ def test_play_with_lines(tmp_path: Path) -> None:
     assert "0 left, 1 right>" in done.stdout
     assert "No legal action" in done.stdout
     assert "You won." in done.stdout
-    assert "given up after 0 turns" in turnwise(*words, cwd=tmp_path, given="").stdout
+    assert "quit after 0 turns" in turnwise(*words, cwd=tmp_path, given="").stdout
 
 
 def test_play_with_arrow_keys_in_a_terminal(tmp_path: Path) -> None:
@@ -183,18 +239,22 @@ def test_play_with_arrow_keys_in_a_terminal(tmp_path: Path) -> None:
     assert process.stdout is not None
     seen = b""
     try:
-        for number, keys in enumerate((b"\x1b[D", b"\x1b[A\x1b[C", b"q"), start=1):  # up is no action here
-            while seen.count(b"gives up) ") < number and (part := os.read(process.stdout.fileno(), 4096)):
+        for number, keys in enumerate(
+            (b"\x1b[D", b"\x1b[A\x1b[C", b"q"), start=1
+        ):  # up is no action here
+            while seen.count(b"quits) ") < number and (
+                part := os.read(process.stdout.fileno(), 4096)
+            ):
                 seen += part
             os.write(leader, keys)
-        output, _ = process.communicate(timeout=60)
+        output, _ = process.communicate(timeout=600)
     finally:
         process.kill()
         os.close(leader)
     text = (seen + output).decode()
     assert process.returncode == 0, text
-    assert "arrow keys (q gives up) left" in text
-    assert "given up after 2 turns" in text
+    assert "arrow keys (q quits) left" in text
+    assert "quit after 2 turns" in text
 
 
 def test_doctor_machine(tmp_path: Path) -> None:

@@ -54,16 +54,23 @@ def test_every_metric_of_a_run_is_defined(run: Path) -> None:
     import re
 
     text = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text()
-    defined = [re.compile(re.sub(r"<\w+>", "[^/]+", name) + "$") for name in re.findall(r"^\| `([^`]+)`", text, re.M)]
+    defined = [
+        re.compile(re.sub(r"<\w+>", "[^/]+", name) + "$")
+        for name in re.findall(r"^\| `([^`]+)`", text, re.M)
+    ]
     names: set[str] = set()
     for file in ("metrics.jsonl", "timings.jsonl"):
         for line in (run / file).read_text().splitlines():
             names |= json.loads(line).keys() - {"step", "not_finite"}
-    assert sorted(name for name in names if not any(pattern.match(name) for pattern in defined)) == []
+    assert (
+        sorted(name for name in names if not any(pattern.match(name) for pattern in defined)) == []
+    )
 
 
 def test_the_run_can_be_evaluated_replayed_and_diagnosed(run: Path) -> None:
-    done = turnwise("eval", str(run), "--against", "before", "--episodes", "8", "--json", cwd=run.parent)
+    done = turnwise(
+        "eval", str(run), "--against", "before", "--episodes", "8", "--json", cwd=run.parent
+    )
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert found["result"]["player"] == "small"
@@ -91,7 +98,9 @@ def test_resume_goes_on_and_refuses_another_config(run: Path) -> None:
 def test_dry_run_prints_the_config_and_leaves_nothing(tmp_path: Path) -> None:
     import yaml
 
-    done = turnwise("train", "bandit", "--train.steps", "7", "--backend", "trl", "--dry-run", cwd=tmp_path)
+    done = turnwise(
+        "train", "bandit", "--train.steps", "7", "--backend", "trl", "--dry-run", cwd=tmp_path
+    )
     assert done.returncode == 0, done.stderr
     shown = yaml.safe_load(done.stdout)
     assert (shown["train"]["steps"], shown["backend"], shown["env"]["name"]) == (7, "trl", "bandit")
@@ -113,7 +122,7 @@ def test_estimate_speaks_of_the_whole_run_and_leaves_nothing(tmp_path: Path) -> 
         (["train", "bandits"], "did you mean bandit"),
         (["train", "--resume", "nowhere"], "not a run directory"),
         (["train", "bandit", "env.name=nothing_like_it"], "cannot be loaded"),
-        (["train", "bandit", "--backend", "trl", "--estimate"], "for the native backend"),
+        (["train", "bandit", "--backend", "trl", "--estimate"], "needs the native backend"),
         (["train", "bandit", "train.stepz=3"], "steps"),
     ],
 )

@@ -12,35 +12,66 @@ ROOT = Path(__file__).parents[2] / "turnwise"
 ALLOWED: dict[str, set[str]] = {
     "types": set(),
     "seeding": {"types"},
+    "json_lines": set(),
+    "callable_module": set(),
+    "user_code": {"seeding"},
     "procs": set(),
-    "config": {"types", "seeding"},
+    "config": {"types", "seeding", "json_lines", "user_code"},
     "data": {"types", "config"},
     "chat": {"types"},
-    "log": {"types", "config"},
-    "algos": {"types", "config", "data"},
-    "envs": {"types", "seeding", "config", "procs"},
-    "models": {"types", "config", "data", "algos"},
-    "generate": {"types", "seeding", "config", "models"},
-    "isolation": {"types", "config", "envs", "procs"},
+    "log": {"types", "json_lines", "config", "user_code", "data"},
+    "algos": {"types", "config", "data", "user_code"},
+    "envs": {"types", "seeding", "json_lines", "config", "procs", "user_code"},
+    "models": {"types", "config", "data", "algos", "procs"},
+    "generate": {"types", "seeding", "config", "models", "procs"},
+    "isolation": {"types", "config", "envs", "procs", "user_code"},
 }
 ALLOWED["serve"] = ALLOWED["isolation"] | {"isolation"}
-ALLOWED["rollout"] = {"types", "seeding", "config", "data", "procs", "envs", "chat", "generate", "isolation"}
-ALLOWED["evaluate"] = ALLOWED["rollout"] | {"rollout", "log"}
-ALLOWED["train"] = ALLOWED["evaluate"] | {"evaluate", "algos", "models"}
+ALLOWED["endpoint"] = ALLOWED["serve"] | {"serve", "chat", "generate"}
+ALLOWED["rollout"] = {
+    "types",
+    "seeding",
+    "config",
+    "data",
+    "procs",
+    "envs",
+    "chat",
+    "generate",
+    "isolation",
+    "user_code",
+}
+ALLOWED["evaluate"] = ALLOWED["rollout"] | {"rollout", "log", "callable_module"}
+ALLOWED["train"] = ALLOWED["evaluate"] | {"json_lines", "evaluate", "algos", "models"}
 ALLOWED["testing"] = ALLOWED["train"] | {"train"}
 ALLOWED["integrations"] = ALLOWED["testing"] | {"testing"}
-ALLOWED["cli"] = ALLOWED["train"] | {"train", "serve"}
-ALLOWED["trainers"] = {"cli", "config", "train", "integrations"}
+ALLOWED["cli"] = ALLOWED["train"] | {"train", "serve", "endpoint"}
+ALLOWED["trainers"] = {"cli", "config", "envs", "train", "integrations"}
+ALLOWED["api"] = ALLOWED["cli"] | {"cli"}
 
 # Imports by string, where a name is looked up when it is wanted: file -> rooms.
 DOORS: dict[str, set[str]] = {
-    "envs/registry.py": {"serve", "integrations"},  # the table of environments
+    "envs/registry.py": {"serve", "endpoint", "integrations"},  # the table of environments
     "envs/__init__.py": {"evaluate"},  # check_env
     "cli/train.py": {"integrations"},  # --backend
+    "train/__init__.py": {"api"},  # turnwise.train(...)
+    "evaluate/__init__.py": {"api"},  # turnwise.evaluate(...)
 }
 
-# These start with `turnwise --help` and `import turnwise`, so nothing heavy may be imported at their top.
-LIGHT = ("types.py", "seeding.py", "__init__.py", "__main__.py", "config", "cli", "envs/registry.py", "envs/base.py")
+# These start with `turnwise --help` and `import turnwise`, so nothing heavy may be imported at
+# their top.
+LIGHT = (
+    "types.py",
+    "seeding.py",
+    "json_lines.py",
+    "user_code.py",
+    "callable_module.py",
+    "__init__.py",
+    "__main__.py",
+    "config",
+    "cli",
+    "envs/registry.py",
+    "envs/base.py",
+)
 HEAVY = {
     "torch",
     "transformers",
@@ -79,9 +110,18 @@ def imports(tree: ast.AST, *, path: Path) -> set[str]:
 
 
 def named(tree: ast.AST) -> set[str]:
-    """Modules of ours that strings name: "turnwise.train.run", "turnwise.envs.games.bandit:Bandit"."""
-    texts = {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)}
-    return {text.partition(":")[0] for text in texts if re.fullmatch(r"turnwise(\.[a-z_]+)+(:\w+)?", text)}
+    """Modules of ours that strings name: "turnwise.train.run",
+    "turnwise.envs.games.bandit:Bandit"."""
+    texts = {
+        node.value
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    }
+    return {
+        text.partition(":")[0]
+        for text in texts
+        if re.fullmatch(r"turnwise(\.[a-z_]+)+(:\w+)?", text)
+    }
 
 
 class _TopLevel(ast.NodeTransformer):
@@ -94,7 +134,9 @@ class _TopLevel(ast.NodeTransformer):
         return None
 
     def visit_If(self, node: ast.If) -> ast.AST | None:
-        return None if ast.unparse(node.test) in ("TYPE_CHECKING", "__name__ == '__main__'") else node
+        return (
+            None if ast.unparse(node.test) in ("TYPE_CHECKING", "__name__ == '__main__'") else node
+        )
 
 
 @pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(ROOT)))
@@ -104,7 +146,9 @@ def test_nothing_imports_what_lies_to_its_right(path: Path) -> None:
         return
     assert part in ALLOWED, f"turnwise/{part} is new: give it a place in the order"
     tree = ast.parse(path.read_text(encoding="utf-8"))
-    typing = {name for block in ast.walk(tree) if _for_types(block) for name in imports(block, path=path)}
+    typing = {
+        name for block in ast.walk(tree) if _for_types(block) for name in imports(block, path=path)
+    }
     doors = DOORS.get(str(path.relative_to(ROOT)), set())
     for name in imports(tree, path=path) | named(tree):
         root, _, rest = name.partition(".")
@@ -128,7 +172,10 @@ def light_modules() -> list[Path]:
 def test_light_modules_import_nothing_heavy_at_their_top(path: Path) -> None:
     top = _TopLevel().visit(ast.parse(path.read_text(encoding="utf-8")))
     heavy = {name for name in imports(top, path=path) if name.partition(".")[0] in HEAVY}
-    assert not heavy, f"{path.relative_to(ROOT)} loads {', '.join(sorted(heavy))} when it is imported; import it inside"
+    assert not heavy, (
+        f"{path.relative_to(ROOT)} loads {', '.join(sorted(heavy))} when it is imported; import it "
+        "inside"
+    )
 
 
 def test_the_order_has_no_circles() -> None:
@@ -142,6 +189,9 @@ def test_the_order_has_no_circles() -> None:
 
 
 def test_the_parser_sees_relative_and_nested_imports() -> None:
-    source = "from ..train import step\ndef f():\n    import turnwise.cli.main\nfrom turnwise import rollout"
+    source = (
+        "from ..train import step\ndef f():\n    import turnwise.cli.main\nfrom turnwise import "
+        "rollout"
+    )
     found = imports(ast.parse(source), path=ROOT / "envs" / "x.py")
     assert found == {"turnwise.train.step", "turnwise.cli.main", "turnwise.rollout"}

@@ -27,6 +27,7 @@ HEALTHY = {
     "rollout/reply_tokens": 20.0,
     "rollout/top_reply": 0.2,
     "rollout/distinct_states": 0.4,
+    "rollout/observation_information": 0.4,
     "rollout/logprob": -0.5,
     "rollout/status/truncated_turns": 0.3,
     "train/entropy": 0.5,
@@ -37,7 +38,13 @@ HEALTHY = {
     "train/gap_max": 1e-5,
     "critic/explained_variance": 0.6,
 }
-FIRST = {"success": [0.1, 0.2, 0.3], "reward": [0.0, 0.1, 0.2], "step": 0, "label": "before", "episodes": 64}
+FIRST = {
+    "success": [0.1, 0.2, 0.3],
+    "reward": [0.0, 0.1, 0.2],
+    "step": 0,
+    "label": "before",
+    "episodes": 64,
+}
 SUMMARY = {"before": FIRST, "after": {**FIRST, "success": [0.5, 0.6, 0.7]}}
 
 
@@ -46,7 +53,13 @@ def chart(*, name: str = "grpo", last: dict[str, float] | None = None, **changes
     later = {**HEALTHY, **(last or {})}
     curves = {metric: [HEALTHY[metric]] * 25 + [later[metric]] * 25 for metric in HEALTHY}
     config = Config(algo=AlgoConfig(name=name), train=TrainConfig(steps=50))  # pyright: ignore[reportArgumentType]
-    fields: dict[str, object] = {"config": config, "steps": 50, "curves": curves, "summary": SUMMARY, **changes}
+    fields: dict[str, object] = {
+        "config": config,
+        "steps": 50,
+        "curves": curves,
+        "summary": SUMMARY,
+        **changes,
+    }
     return Chart(**fields)  # pyright: ignore[reportArgumentType]
 
 
@@ -58,6 +71,7 @@ BROKEN = LedgerEntry(
     trained_sha256="b",
     broken=1,
 )
+BLIND = {"label": "baseline", "player": "best blind player", "success": [0.5, 0.55, 0.6]}
 SAME = {"before": FIRST, "after": FIRST}
 WORSE = {"before": SUMMARY["after"], "after": FIRST}
 ILL: dict[str, tuple[Chart, ...]] = {
@@ -66,6 +80,8 @@ ILL: dict[str, tuple[Chart, ...]] = {
     "zero_variance_groups": (chart(last={"rollout/zero_variance_groups": 0.9}),),
     "idle_steps": (chart(last={"train/idle": 1.0}),),
     "template_collapse": (chart(last={"rollout/top_reply": 0.95}),),
+    "blind_policy": (chart(last={"rollout/observation_information": 0.01}),),
+    "no_better_than_blind": (chart(summary={**SUMMARY, "baselines": [BLIND]}),),
     "entropy_gone": (chart(last={"train/entropy": 0.001}),),
     "length_growth": (
         chart(last={"rollout/reply_tokens": 90.0}),
@@ -110,36 +126,57 @@ def test_what_is_said_of_those_that_are_not_curves() -> None:
 
 
 def test_a_solved_task_is_no_collapse() -> None:
-    solved = {"rollout/success": 0.97, "rollout/zero_variance_groups": 0.95, "rollout/top_reply": 0.9}
+    solved = {
+        "rollout/success": 0.97,
+        "rollout/zero_variance_groups": 0.95,
+        "rollout/top_reply": 0.9,
+    }
     found = diagnose(chart(last={**solved, "train/entropy": 0.001}))
     assert {one.severity for one in found} == {"note"}
 
 
 def test_one_reply_in_one_state_is_no_collapse() -> None:
-    assert diagnose(chart(last={"rollout/top_reply": 1.0, "rollout/distinct_states": 1 / 384})) == []
+    assert (
+        diagnose(chart(last={"rollout/top_reply": 1.0, "rollout/distinct_states": 1 / 384})) == []
+    )
 
 
 def test_zero_variance_is_graver_without_a_critic() -> None:
     last = {"rollout/zero_variance_groups": 0.9}
-    severities = [diagnose(chart(name=name, last=last))[0].severity for name in ("grpo", "bi_level_gae")]
+    severities = [
+        diagnose(chart(name=name, last=last))[0].severity for name in ("grpo", "bi_level_gae")
+    ]
     assert severities == ["problem", "warning"]
 
 
 def test_from_a_real_run_directory(tmp_path: Path) -> None:
     with make_run(tmp_path, config=Config(train=TrainConfig(steps=3))) as run:
         for step in range(3):
-            failed = make_episode("f", turns=(), status=Status.ENV_ERROR, error="ValueError: the maze is gone")
-            episodes = [make_episode(f"{step}{n}", group_id=n // 2, index=n % 2, success=False) for n in range(4)]
+            failed = make_episode(
+                "f", turns=(), status=Status.ENV_ERROR, error="ValueError: the maze is gone"
+            )
+            episodes = [
+                make_episode(f"{step}{n}", group_id=n // 2, index=n % 2, success=False)
+                for n in range(4)
+            ]
             episodes.append(failed)
-            fill_step(run, step, episodes, {**rollout_metrics(episodes), "train/loss": float("nan")})
+            fill_step(
+                run, step, episodes, {**rollout_metrics(episodes), "train/loss": float("nan")}
+            )
         run.write_event("single_turn_fallback", "MULTI-TURN TRAINING IS OFF")
         run.write_event("resume", "from step 1", step=1)
-        event = Evaluated(step=0, label="before", episodes=4, success=(0.0, 0.0, 0.5), reward=(0.0, 0.0, 0.0))
+        event = Evaluated(
+            step=0, label="before", episodes=4, success=(0.0, 0.0, 0.5), reward=(0.0, 0.0, 0.0)
+        )
         run.write_summary(summary_json(event, event))
     found = {one.name: one for one in diagnose(read_chart(RunReader(tmp_path / "run")))}
-    assert {"zero_variance_groups", "environment_failures", "not_finite", "single_turn_fallback", "resume"} <= set(
-        found
-    )
+    assert {
+        "zero_variance_groups",
+        "environment_failures",
+        "not_finite",
+        "single_turn_fallback",
+        "resume",
+    } <= set(found)
     assert "3 x env_error: ValueError: the maze is gone" in found["environment_failures"].evidence
     assert found["single_turn_fallback"].severity == "problem"
 
@@ -150,4 +187,6 @@ def test_this_machine_can_be_described() -> None:
     assert 0 < machine.free_memory <= machine.memory
     text = "\n".join(describe(machine))
     assert "train the embedded model" in text
-    assert "MISSING" in text or all(version for _, packages in machine.extras for _, version in packages)
+    assert "MISSING" in text or all(
+        version for _, packages in machine.extras for _, version in packages
+    )

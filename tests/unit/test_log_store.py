@@ -1,4 +1,5 @@
-"""The run directory: one writer, nothing torn, cut back to a checkpoint, equal to the byte between equal runs."""
+"""The run directory: one writer, nothing torn, cut back to a checkpoint, equal to the byte between
+equal runs."""
 
 import json
 import math
@@ -12,7 +13,14 @@ from pathlib import Path
 import pytest
 
 from turnwise.config.schema import Config, LogConfig
-from turnwise.log.store import CreditRow, RunDirectory, RunDirectoryError, RunReader, ledger_entry, read_lines
+from turnwise.log.store import (
+    CreditRow,
+    RunDirectory,
+    RunDirectoryError,
+    RunReader,
+    ledger_entry,
+    read_lines,
+)
 from turnwise.types import Completion, Episode, Message, Status, Task, Turn
 
 
@@ -48,21 +56,25 @@ def new_run(tmp_path: Path, name: str | None = "run") -> RunDirectory:
 
 def write_step(run: RunDirectory, step: int, *, seconds: float = 0.25) -> None:
     run.write_episodes(step, [episode(f"step{step}/g0/m0", seconds=seconds)])
-    run.write_credit(step, [CreditRow(episode_id="e", sample=0, turn_ids=(0, 0), advantages=(0.1, 0.2))])
+    run.write_credit(
+        step, [CreditRow(episode_id="e", sample=0, turn_ids=(0, 0), advantages=(0.1, 0.2))]
+    )
     run.write_ledger(ledger_entry(step, [((7, 2), (7, 2))]))
     run.write_metrics(step, {"rollout/reward": step / 3, "time/step": seconds})
 
 
 def contents(path: Path, *, timed: bool = False) -> dict[str, bytes]:
     names = [p for p in path.rglob("*") if p.is_file() and p.name not in ("lock", "events.jsonl")]
-    return {str(p.relative_to(path)): p.read_bytes() for p in names if timed or "timings" not in str(p)}
+    return {
+        str(p.relative_to(path)): p.read_bytes() for p in names if timed or "timings" not in str(p)
+    }
 
 
 def test_what_is_written_is_read_back(tmp_path: Path) -> None:
     with new_run(tmp_path) as run:
         write_step(run, 0)
         run.write_event("fallback", "no environment", step=0, reason="missing")
-        run.write_summary({"before": 0.5, "gap": math.inf})
+        run.write_summary({"seconds": 0.5, "gap": math.inf})
         run.write_pieces(lambda token: f"<{token}>")
     reader = RunReader(tmp_path / "run")
     assert reader.config == Config(seed=3)
@@ -72,14 +84,16 @@ def test_what_is_written_is_read_back(tmp_path: Path) -> None:
     assert reader.credit(0)[0].advantages == (0.1, 0.2)
     assert reader.ledger()[0].broken == 0
     assert reader.events()[0]["reason"] == "missing"
-    assert reader.summary() == {"before": 0.5, "gap": None}
+    assert reader.summary() == {"seconds": 0.5, "gap": None}
     assert reader.pieces() == {2: "<2>", 7: "<7>"}
 
 
 @pytest.mark.parametrize("text", ["{: [garbage", "rollout: 5", "unknown: 1"])
 def test_a_config_that_cannot_be_read_is_an_error_that_says_so(tmp_path: Path, text: str) -> None:
     (tmp_path / "config.yaml").write_text(text)
-    with pytest.raises(RunDirectoryError, match=r"is not a run directory: the config has 1 problem"):
+    with pytest.raises(
+        RunDirectoryError, match=r"is not a run directory: the config has 1 problem"
+    ):
         assert RunReader(tmp_path).config
 
 
@@ -95,7 +109,12 @@ def test_not_finite_is_null_with_a_note(tmp_path: Path) -> None:
     with new_run(tmp_path) as run:
         run.write_metrics(0, {"train/loss": math.nan, "train/kl": 0.5})
     row = json.loads((tmp_path / "run" / "metrics.jsonl").read_text())
-    assert row == {"step": 0, "train/loss": None, "train/kl": 0.5, "not_finite": {"train/loss": "nan"}}
+    assert row == {
+        "step": 0,
+        "train/loss": None,
+        "train/kl": 0.5,
+        "not_finite": {"train/loss": "nan"},
+    }
     assert RunReader(tmp_path / "run").curve("train/loss") == ([], [])
 
 
@@ -123,7 +142,10 @@ def test_a_file_shorter_than_the_checkpoint_is_refused(tmp_path: Path) -> None:
         write_step(run, 0)
         positions = run.positions()
     (tmp_path / "run" / "metrics.jsonl").write_text("")
-    with RunDirectory.open(tmp_path / "run") as run, pytest.raises(RunDirectoryError, match="edited or lost"):
+    with (
+        RunDirectory.open(tmp_path / "run") as run,
+        pytest.raises(RunDirectoryError, match="edited or lost"),
+    ):
         run.truncate_to(positions)
 
 
@@ -141,7 +163,7 @@ def test_torn_last_line_is_ignored_and_then_cut(tmp_path: Path) -> None:
 def test_a_broken_line_in_the_middle_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "x.jsonl").write_text('{"a": 1}\n{"b"\n{"c": 2}\n')
     with pytest.raises(RunDirectoryError, match="line 2"):
-        read_lines(tmp_path / "x.jsonl")
+        read_lines(tmp_path / "x.jsonl", lambda row: row)
 
 
 HOLD = """
@@ -157,7 +179,10 @@ sys.stdin.read()
 
 def test_one_writer_and_the_lock_dies_with_it(tmp_path: Path) -> None:
     process = subprocess.Popen(
-        [sys.executable, "-c", HOLD, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", HOLD, str(tmp_path)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
     )
     try:
         assert process.stdout is not None
@@ -179,7 +204,9 @@ def test_a_run_never_writes_over_another(tmp_path: Path) -> None:
         new_run(tmp_path)
     names = []
     for _ in range(2):
-        with RunDirectory.create(LogConfig(dir=str(tmp_path)), Config(), default_name="lake") as run:
+        with RunDirectory.create(
+            LogConfig(dir=str(tmp_path)), Config(), default_name="lake"
+        ) as run:
             names.append(run.path.name)
     assert names == ["lake", "lake-2"]
 
@@ -190,7 +217,10 @@ def test_full_disk_says_so(tmp_path: Path) -> None:
     path = tmp_path / "run" / "metrics.jsonl"
     path.unlink()
     path.symlink_to("/dev/full")
-    with RunDirectory.open(tmp_path / "run") as run, pytest.raises(RunDirectoryError, match=r"no room left.*--resume"):
+    with (
+        RunDirectory.open(tmp_path / "run") as run,
+        pytest.raises(RunDirectoryError, match=r"no room left.*--resume"),
+    ):
         run.write_metrics(0, {"a": 1.0})
 
 

@@ -1,4 +1,5 @@
-"""Every environment that is registered and installed keeps its contract, and its stored episodes replay exactly."""
+"""Every environment that is registered and installed keeps its contract, and its stored episodes
+replay exactly."""
 
 import importlib.util
 from collections.abc import Iterator
@@ -16,12 +17,19 @@ from turnwise.evaluate.replay import read_episodes, replay_episode
 from turnwise.serve.server import EnvServer
 
 BEHIND_DOORS = {
-    "gymnasium": ("gymnasium:Taxi", "gymnasium:FrozenLake", "gymnasium:Blackjack", "gymnasium:CartPole"),
+    "gymnasium": (
+        "gymnasium:Taxi",
+        "gymnasium:FrozenLake",
+        "gymnasium:Blackjack",
+        "gymnasium:CartPole",
+    ),
     "textarena": ("textarena:Mastermind-v0", "textarena:Sudoku-v0"),
     "reasoning_gym": ("reasoning_gym:chain_sum", "reasoning_gym:word_sorting"),
     "gem": ("gem:game:GuessTheNumber-v0-easy", "gem:game:Minesweeper-v0-easy"),
     "openenv": (),  # its server is started in test_doors.py
     "remote": ("remote",),
+    "agent": (),  # tests/endpoint
+    "command": (),
 }
 VARIANTS = {
     "frozen_lake/slippery": EnvConfig(name="frozen_lake", options={"is_slippery": True}),
@@ -41,7 +49,9 @@ def every_env() -> list[str]:
 def test_every_door_has_its_examples_here() -> None:
     assert {spec.name for spec in list_envs() if spec.door is not None} == set(BEHIND_DOORS)
     for module in ("bm25s", "Stemmer", "rapidfuzz"):
-        assert importlib.util.find_spec(module), f"{module} belongs to the suite's extras; webshop would go untested"
+        assert importlib.util.find_spec(module), (
+            f"{module} belongs to the suite's extras; webshop would go untested"
+        )
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +70,9 @@ def say(situation: Situation) -> str:
     """Mostly legal, sometimes not: both must replay."""
     if isinstance(situation.env, TextTurns) and situation.rng.random() < 0.85:
         return hint_of(situation.env, "random", situation.rng.getrandbits(32)) or "nothing"
-    word = situation.rng.choice(("7", "yes", "", "<answer>", "<think></think><answer>right</answer>"))
+    word = situation.rng.choice(
+        ("7", "yes", "", "<answer>", "<think></think><answer>right</answer>")
+    )
     return f"<think></think><answer>{word}</answer>" if situation.rng.random() < 0.5 else word
 
 
@@ -91,7 +103,9 @@ def test_stored_episodes_replay_exactly(name: str, served: str, tmp_path: Path) 
     stored = read_episodes(file)
     assert stored == episodes
     assert not [episode.error for episode in stored if episode.status.failed]
-    assert [str(found) for found in (replay_episode(episode, config) for episode in stored) if found] == []
+    assert [
+        str(found) for found in (replay_episode(episode, config) for episode in stored) if found
+    ] == []
 
 
 @pytest.mark.parametrize("name", [spec.name for spec in list_envs()])

@@ -1,4 +1,5 @@
-"""Renderings joined from learned texts: the same as the template's own, for every family and for hostile texts."""
+"""Renderings joined from learned texts: the same as the template's own, for every family and for
+hostile texts."""
 
 import logging
 from dataclasses import replace
@@ -41,14 +42,17 @@ HOSTILE = [
     "\u4e16\u754c",
 ]
 texts = st.one_of(
-    st.sampled_from(HOSTILE), st.lists(st.sampled_from(HOSTILE), max_size=4).map("".join), st.text(max_size=12)
+    st.sampled_from(HOSTILE),
+    st.lists(st.sampled_from(HOSTILE), max_size=4).map("".join),
+    st.text(max_size=12),
 )
 conversations = st.tuples(st.booleans(), texts, st.lists(st.tuples(texts, texts), max_size=4))
 
 
 @cache
 def renderers(family: str) -> tuple[Renderer, Renderer]:
-    """(one that learns, one that never does), both kept, so that later examples find what earlier ones taught."""
+    """(one that learns, one that never does), both kept, so that later examples find what earlier
+    ones taught."""
     slow = Renderer(tiny_tokenizer(FAMILIES[family]))
     slow._shapes = None
     slow._keeps_openings = False
@@ -76,7 +80,9 @@ def test_what_a_template_looks_for_is_noted() -> None:
 @pytest.mark.parametrize("family", FAMILIES)
 @settings(max_examples=40, deadline=None)
 @given(conversations)
-def test_joined_equals_rendered(family: str, conversation: tuple[bool, str, list[tuple[str, str]]]) -> None:
+def test_joined_equals_rendered(
+    family: str, conversation: tuple[bool, str, list[tuple[str, str]]]
+) -> None:
     fast, slow = renderers(family)
     system, opening, turns = conversation
     messages = [Message(role="system", content="Play. " + opening)] if system else []
@@ -94,7 +100,11 @@ def test_joined_equals_rendered(family: str, conversation: tuple[bool, str, list
 @settings(max_examples=15, deadline=None)
 @given(conversations, st.booleans(), st.integers(150, 600))
 def test_turns_get_the_same_ids(
-    family: str, window: str, conversation: tuple[bool, str, list[tuple[str, str]]], ended: bool, room: int
+    family: str,
+    window: str,
+    conversation: tuple[bool, str, list[tuple[str, str]]],
+    ended: bool,
+    room: int,
 ) -> None:
     tokenizer = tiny_tokenizer(FAMILIES[family])
     system, opening, turns = conversation
@@ -129,14 +139,21 @@ def test_turns_get_the_same_ids(
 
 
 def test_plain_turns_never_reach_the_template() -> None:
-    """Once learned, a conversation is joined: were it not, nothing here would be tested and nothing gained."""
+    """Once learned, a conversation is joined: were it not, nothing here would be tested and nothing
+    gained."""
     for family in FAMILIES:
         renderer = Renderer(tiny_tokenizer(FAMILIES[family]))
-        messages = [Message(role="system", content="Play."), Message(role="user", content="Where to?")]
+        messages = [
+            Message(role="system", content="Play."),
+            Message(role="user", content="Where to?"),
+        ]
         renderer.prompt(messages)
         calls: list[int] = []
         template = renderer._render
-        renderer._render = lambda *given, template=template, calls=calls: (calls.append(1), template(*given))[1]  # pyright: ignore[reportAttributeAccessIssue]
+        renderer._render = lambda *given, template=template, calls=calls: (
+            calls.append(1),
+            template(*given),
+        )[1]  # pyright: ignore[reportAttributeAccessIssue]
         for index in range(40):
             renderer.prompt([messages[0], Message(role="user", content=f"Where to, {index}?")])
         assert not calls
@@ -154,7 +171,7 @@ def test_first_difference_ends_it_and_is_said_once(caplog: pytest.LogCaptureFixt
     with caplog.at_level(logging.WARNING):
         assert renderer.prompt(messages) == right
         assert renderer.prompt(messages) == right
-    assert [record.message for record in caplog.records if "does not hold" in record.message]
+    assert [record.message for record in caplog.records if "differs from" in record.message]
     assert len(caplog.records) == 1
     assert renderer._shapes is None
 
@@ -188,9 +205,13 @@ def test_tools_and_tool_messages() -> None:
     fast, slow = renderers("tools")
     tools = [{"type": "function", "function": {"name": "add"}}]
     other = [{"type": "function", "function": {"name": "multiply"}}]
-    call = Message(role="assistant", content="", tool_calls=(ToolCall(id="1", name="add", arguments="{}"),))
+    call = Message(
+        role="assistant", content="", tool_calls=(ToolCall(id="1", name="add", arguments="{}"),)
+    )
     answer = Message(role="tool", content="3", tool_call_id="1", name="add")
     messages = [Message(role="user", content="1 + 2?"), call, answer, replace(answer, content="4")]
     for given_tools in (tools, other, tools, ()):
         for size in range(1, 5):
-            assert fast.prompt(messages[:size], given_tools) == slow.prompt(messages[:size], given_tools)
+            assert fast.prompt(messages[:size], given_tools) == slow.prompt(
+                messages[:size], given_tools
+            )

@@ -12,9 +12,11 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "learning"))
 from small_runs import small_config
 
 from turnwise.algos.credit import compute_advantages
+from turnwise.config.load import load_config
 from turnwise.config.schema import Config
 from turnwise.data.batch import collate
 from turnwise.data.samples import episode_to_samples
+from turnwise.log.events import Event, Notice
 from turnwise.log.store import RunDirectory, RunDirectoryError, RunReader
 from turnwise.train.checkpoint import list_checkpoints, read_checkpoint
 from turnwise.train.run import estimate, train
@@ -37,7 +39,14 @@ def quick(folder: Path, **changes: object) -> Config:
         "train": {"steps": 3, "max_turn": 2, "lr": 0.01, "critic_lr": 0.01, "mini_batches": 2},
         "eval": {"episodes": 4, "before": True, "after": True},
         "checkpoint": {"every": 1, "keep": 10},
-        "model": {"embedded": {"hidden_size": 16, "num_layers": 1, "num_heads": 2, "warmstart_episodes": 32}},
+        "model": {
+            "embedded": {
+                "hidden_size": 16,
+                "num_layers": 1,
+                "num_heads": 2,
+                "warmstart_episodes": 32,
+            }
+        },
         "rollout": {
             "train": {"env_groups": 2, "group_size": 4},
             "max_response_tokens": 4,
@@ -52,7 +61,11 @@ def quick(folder: Path, **changes: object) -> Config:
 def contents(run: Path) -> dict[str, bytes]:
     """Everything that two equal runs must have equal, to the byte."""
     names = ["metrics.jsonl", "ledger.jsonl"]
-    files = [run / name for name in names] + sorted(run.glob("episodes/*")) + sorted(run.glob("credit/*"))
+    files = (
+        [run / name for name in names]
+        + sorted(run.glob("episodes/*"))
+        + sorted(run.glob("credit/*"))
+    )
     last = list_checkpoints(run / "checkpoints")[-1]
     files += [last / "model" / "model.safetensors", last / "trainer.safetensors"]
     return {path.relative_to(run).as_posix(): path.read_bytes() for path in files}
@@ -82,7 +95,9 @@ def test_running_reward_statistics_survive_a_resume(tmp_path: Path) -> None:
         (path / "manifest.json").unlink()
     train(resume=torn.path, sinks=())
     assert contents(torn.path) == contents(whole.path)
-    state = json.loads((list_checkpoints(torn.path / "checkpoints")[-1] / "state.json").read_text())["state"]
+    state = json.loads(
+        (list_checkpoints(torn.path / "checkpoints")[-1] / "state.json").read_text()
+    )["state"]
     assert state["reward_statistics"]["frozen_lake"]["count"] == 3 * 8
 
 
@@ -92,7 +107,9 @@ def test_a_knob_that_turns_nothing_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("back", [1, 3])
-def test_a_resumed_run_ends_like_one_never_stopped(finished: Path, tmp_path: Path, back: int) -> None:
+def test_a_resumed_run_ends_like_one_never_stopped(
+    finished: Path, tmp_path: Path, back: int
+) -> None:
     copy = tmp_path / "copy"
     _copy(finished, copy)
     for path in list_checkpoints(copy / "checkpoints")[-back:]:
@@ -109,9 +126,15 @@ def test_a_checkpoint_loads_with_from_pretrained(finished: Path) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     path = list_checkpoints(finished / "checkpoints")[-1] / "model"
-    model, tokenizer = AutoModelForCausalLM.from_pretrained(path), AutoTokenizer.from_pretrained(path)
+    model, tokenizer = (
+        AutoModelForCausalLM.from_pretrained(path),
+        AutoTokenizer.from_pretrained(path),
+    )
     ids = tokenizer.apply_chat_template(
-        [{"role": "user", "content": "P _ G"}], add_generation_prompt=True, return_tensors="pt", return_dict=True
+        [{"role": "user", "content": "P _ G"}],
+        add_generation_prompt=True,
+        return_tensors="pt",
+        return_dict=True,
     )["input_ids"]
     assert ids.shape[1] == 6  # user, P, _, G, end, assistant
     assert model(ids).logits.isfinite().all()
@@ -120,7 +143,9 @@ def test_a_checkpoint_loads_with_from_pretrained(finished: Path) -> None:
 def test_the_ratio_is_one_before_the_first_update(tmp_path: Path) -> None:
     trainer = PPOTrainer(quick(tmp_path))
     rollout = trainer.proxy.play(0)
-    rows = collate([sample for episode in rollout.episodes for sample in episode_to_samples(episode)])
+    rows = collate(
+        [sample for episode in rollout.episodes for sample in episode_to_samples(episode)]
+    )
     scored = trainer.learner.score(rows, old_logprobs=True)
     ratio = (scored.old_logprobs - scored.logprobs)[scored.loss_mask].exp()
     assert (ratio - 1.0).abs().max() < 1e-5
@@ -133,7 +158,9 @@ def test_the_ratio_is_one_before_the_first_update(tmp_path: Path) -> None:
 def test_a_changed_token_stops_training(tmp_path: Path) -> None:
     trainer = PPOTrainer(quick(tmp_path))
     rollout = trainer.proxy.play(0)
-    rows = collate([sample for episode in rollout.episodes for sample in episode_to_samples(episode)])
+    rows = collate(
+        [sample for episode in rollout.episodes for sample in episode_to_samples(episode)]
+    )
     assert check_ledger(0, rollout.episodes, rows).broken == 0
     where = rows.response_mask.nonzero()[0]
     rows.input_ids[where[0], where[1]] += 1
@@ -153,11 +180,72 @@ def test_a_run_directory_in_use_is_refused(finished: Path, tmp_path: Path) -> No
 def test_another_model_on_resume_is_refused(finished: Path) -> None:
     config = RunReader(finished).config
     embedded = config.model.embedded.model_copy(update={"hidden_size": 32})
-    other = config.model_copy(update={"model": config.model.model_copy(update={"embedded": embedded})})
+    other = config.model_copy(
+        update={"model": config.model.model_copy(update={"embedded": embedded})}
+    )
     before = contents(finished)
     with pytest.raises(ValueError, match="a run goes on with the model that it began with"):
         train(other, resume=finished, sinks=())
     assert contents(finished) == before
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["algo.name=grpo"], "algo.name = 'bi_level_gae', and the config now says 'grpo'"),
+        (["env.name=bandit"], "env.name = 'frozen_lake', and the config now says 'bandit'"),
+        (["seed=3"], "seed = 0, and the config now says 3"),
+        (["model.path=elsewhere"], "model.path = None, and the config now says 'elsewhere'"),
+    ],
+)
+def test_another_run_on_resume_is_refused_by_name(
+    finished: Path, words: list[str], said: str
+) -> None:
+    stored = (finished / "config.yaml").read_bytes()
+    with pytest.raises(ValueError, match=said) as refused:
+        train(load_config(finished / "config.yaml", words), resume=finished, sinks=())
+    remedy = f"start a new run instead, from its weights with model.path={finished}/checkpoints/"
+    assert remedy in str(refused.value)
+    assert (finished / "config.yaml").read_bytes() == stored
+
+
+def test_settings_that_cannot_be_are_not_stored(finished: Path) -> None:
+    """The run can go on with its own settings afterwards."""
+    stored = (finished / "config.yaml").read_bytes()
+    words = ["rollout.generator=nowhere:it", "train.steps=4"]
+    with pytest.raises(ValueError, match="no module 'nowhere'"):
+        train(load_config(finished / "config.yaml", words), resume=finished, sinks=())
+    assert (finished / "config.yaml").read_bytes() == stored
+
+
+def test_a_resume_says_that_code_and_settings_changed(tmp_path: Path) -> None:
+    file = tmp_path / "coin.py"
+    file.write_text(
+        "from turnwise import BaseEnv\n\n\nclass Coin(BaseEnv):\n"
+        "    actions = ('heads', 'tails')\n    pay = 1.0\n\n"
+        "    def reset(self, seed=None, **kwargs):\n        return 'Call.'\n\n"
+        "    def step(self, action):\n        won = action == 'heads'\n"
+        "        return 'Over.', self.pay * won, True, {}\n"
+    )
+    env = {**LAKE, "name": f"{file}:Coin", "options": {}}
+    done = train(quick(tmp_path, env=env, train={"steps": 1, "max_turn": 1}), sinks=())
+    words = ["train.steps=2", "env.system_prompt=Choose."]
+    told: list[Event] = []
+
+    class Told:
+        def handle(self, event: Event) -> None:
+            told.append(event)
+
+        def close(self) -> None:
+            pass
+
+    file.write_text(file.read_text().replace("1.0", "2.0"))
+    train(load_config(done.path / "config.yaml", words), resume=done.path, sinks=[Told()])
+    said = {event.kind: event.message for event in told if isinstance(event, Notice)}
+    assert f"{file} changed since step 1" in said["code_changed"]
+    assert "env.system_prompt 'Walk.' -> 'Choose.'" in said["config_changed"]
+    assert "train.steps 1 -> 2" in said["config_changed"]
+    assert "earlier evaluations were played with the old" in said["config_changed"]
 
 
 def test_groups_without_variance_are_said_and_stop_the_run(tmp_path: Path) -> None:
@@ -183,8 +271,11 @@ def test_groups_without_variance_are_said_and_stop_the_run(tmp_path: Path) -> No
             )
         }
     )
-    # A reply without a legal action pays 0 and one with pays 1, so the warm start must know the format first.
-    with pytest.raises(TrainingError, match="Stopped: either every task is solved, or none ever is"):
+    # A reply without a legal action pays 0 and one with pays 1, so the warm start must know the
+    # format first.
+    with pytest.raises(
+        TrainingError, match="Stopped: either every task is solved, or none ever is"
+    ):
         train(config, sinks=())
     run = next(iter(tmp_path.iterdir()))
     assert [event["kind"] for event in RunReader(run).events()].count("idle_step") >= 2
@@ -195,8 +286,14 @@ def test_groups_without_variance_are_said_and_stop_the_run(tmp_path: Path) -> No
 def _prompts(folder: Path) -> dict[str, object]:
     lines = [json.dumps({"prompt": f"Say {word}.", "answer": word}) for word in ("yes", "no")] * 10
     (folder / "prompts.jsonl").write_text("\n".join(lines) + "\n")
-    (folder / "reward.py").write_text("def score(prompt, completion, answer):\n    return len(completion) % 3\n")
-    return {"prompts": str(folder / "prompts.jsonl"), "reward": f"{folder / 'reward.py'}:score", "val_fraction": 0.3}
+    (folder / "reward.py").write_text(
+        "def score(prompt, completion, answer):\n    return len(completion) % 3\n"
+    )
+    return {
+        "prompts": str(folder / "prompts.jsonl"),
+        "reward": f"{folder / 'reward.py'}:score",
+        "val_fraction": 0.3,
+    }
 
 
 def _with_model(folder: Path) -> dict[str, object]:
@@ -241,7 +338,9 @@ def test_an_environment_that_cannot_be_loaded_falls_back_aloud(
 
 
 def test_without_prompts_there_is_nothing_to_fall_back_to(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="names no prompts to train on instead"):
+    with pytest.raises(
+        ValueError, match=r"cannot be loaded: OSError: the data .*learn_envs.py, line"
+    ):
         PPOTrainer(quick(tmp_path, env={"name": "learn_envs:Broken", "options": {}}))
     assert not tmp_path.exists() or not any(tmp_path.iterdir()), "nothing is left behind"
 
@@ -258,7 +357,10 @@ def test_a_single_turn_environment_is_found_out(tmp_path: Path) -> None:
     ("model", "algo"),
     [
         ({"lora": {"rank": 2}}, {"name": "bi_level_gae", "kl_coef": 0.1}),
-        ({"critic": "shared"}, {"name": "bi_level_gae", "kl_coef": 0.1, "kl_in": "reward", "kl_target": 0.01}),
+        (
+            {"critic": "shared"},
+            {"name": "bi_level_gae", "kl_coef": 0.1, "kl_in": "reward", "kl_target": 0.01},
+        ),
         ({"gradient_checkpointing": True}, {"name": "grpo", "kl_coef": 0.1}),
     ],
 )
@@ -266,8 +368,12 @@ def test_lora_shared_critics_and_checkpointing_resume_too(
     tmp_path: Path, model: dict[str, object], algo: dict[str, object]
 ) -> None:
     given = {**_with_model(tmp_path), **model}
-    whole = train(quick(tmp_path / "a", model=given, algo=algo, train={"steps": 2, "max_turn": 2}), sinks=())
-    torn = train(quick(tmp_path / "b", model=given, algo=algo, train={"steps": 2, "max_turn": 2}), sinks=())
+    whole = train(
+        quick(tmp_path / "a", model=given, algo=algo, train={"steps": 2, "max_turn": 2}), sinks=()
+    )
+    torn = train(
+        quick(tmp_path / "b", model=given, algo=algo, train={"steps": 2, "max_turn": 2}), sinks=()
+    )
     for path in list_checkpoints(torn.path / "checkpoints")[-1:]:
         (path / "manifest.json").unlink()
     train(resume=torn.path, sinks=())
@@ -275,9 +381,16 @@ def test_lora_shared_critics_and_checkpointing_resume_too(
 
 
 @pytest.mark.parametrize(("first", "then"), [(0.05, 0.5), (0.0, 0.5), (0.05, 0.0)])
-def test_a_fixed_kl_coefficient_given_at_a_resume_counts(tmp_path: Path, first: float, then: float) -> None:
-    done = train(quick(tmp_path, algo={"name": "grpo", "kl_coef": first}, train={"steps": 1, "max_turn": 1}), sinks=())
-    further = quick(tmp_path, algo={"name": "grpo", "kl_coef": then}, train={"steps": 2, "max_turn": 1})
+def test_a_fixed_kl_coefficient_given_at_a_resume_counts(
+    tmp_path: Path, first: float, then: float
+) -> None:
+    done = train(
+        quick(tmp_path, algo={"name": "grpo", "kl_coef": first}, train={"steps": 1, "max_turn": 1}),
+        sinks=(),
+    )
+    further = quick(
+        tmp_path, algo={"name": "grpo", "kl_coef": then}, train={"steps": 2, "max_turn": 1}
+    )
     trainer = PPOTrainer(further, resume=done.path)
     assert trainer.learner.algorithm.kl_coef == trainer.learner.kl.coef == then
     assert trainer.fit().steps == 2
@@ -286,7 +399,11 @@ def test_a_fixed_kl_coefficient_given_at_a_resume_counts(tmp_path: Path, first: 
 def test_one_evaluated_episode_has_no_interval_and_can_be_stored(tmp_path: Path) -> None:
     eval_config = {"episodes": 1, "before": True, "after": True}
     done = train(quick(tmp_path, eval=eval_config, train={"steps": 1, "max_turn": 1}), sinks=())
-    resumed = train(quick(tmp_path, eval=eval_config, train={"steps": 2, "max_turn": 1}), resume=done.path, sinks=())
+    resumed = train(
+        quick(tmp_path, eval=eval_config, train={"steps": 2, "max_turn": 1}),
+        resume=done.path,
+        sinks=(),
+    )
     assert resumed.before is not None
     assert resumed.before.reward == (-float("inf"), done.before.reward[1], float("inf"))
 
@@ -306,23 +423,35 @@ def test_a_critic_learns_where_the_policy_cannot(tmp_path: Path) -> None:
 
 
 def test_a_warm_up_without_a_critic_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"train\.critic_warmup=3 means nothing to algo\.name='grpo'"):
+    with pytest.raises(
+        ValueError, match=r"train\.critic_warmup=3 means nothing to algo\.name='grpo'"
+    ):
         PPOTrainer(quick(tmp_path, algo={"name": "grpo"}, train={"critic_warmup": 3}))
 
 
 def test_the_warm_start_ends_where_the_context_does(tmp_path: Path) -> None:
     def short(ids: int) -> Config:
-        rollout = {"train": {"env_groups": 2, "group_size": 4}, "max_context": ids, "isolation": "inline"}
+        rollout = {
+            "train": {"env_groups": 2, "group_size": 4},
+            "max_context": ids,
+            "isolation": "inline",
+        }
         return quick(tmp_path, rollout=rollout, train={"steps": 1, "max_turn": 3})
 
-    statuses = [episode.status.value for episode in RunReader(train(short(40), sinks=()).path).episodes(1)]
+    statuses = [
+        episode.status.value for episode in RunReader(train(short(40), sinks=()).path).episodes(1)
+    ]
     assert set(statuses) == {"truncated_length"}
     with pytest.raises(ValueError, match=r"no opening fits into rollout\.max_context=8"):
         PPOTrainer(short(8))
 
 
-def test_an_evaluation_that_fails_costs_no_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    trainer = PPOTrainer(quick(tmp_path, checkpoint={"every": 0}, train={"steps": 2, "max_turn": 1}))
+def test_an_evaluation_that_fails_costs_no_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer = PPOTrainer(
+        quick(tmp_path, checkpoint={"every": 0}, train={"steps": 2, "max_turn": 1})
+    )
     evaluate = trainer.evaluate
 
     def fails(label):
@@ -338,7 +467,9 @@ def test_an_evaluation_that_fails_costs_no_training(tmp_path: Path, monkeypatch:
 
 def test_settings_given_at_a_resume_are_stored(tmp_path: Path) -> None:
     done = train(quick(tmp_path, train={"steps": 1, "max_turn": 1}), sinks=())
-    train(quick(tmp_path, train={"steps": 2, "max_turn": 1, "lr": 0.03}), resume=done.path, sinks=())
+    train(
+        quick(tmp_path, train={"steps": 2, "max_turn": 1, "lr": 0.03}), resume=done.path, sinks=()
+    )
     reader = RunReader(done.path)
     assert (reader.config.train.steps, reader.config.train.lr) == (2, 0.03)
     (event,) = [event for event in reader.events() if event["kind"] == "config_changed"]
@@ -346,30 +477,44 @@ def test_settings_given_at_a_resume_are_stored(tmp_path: Path) -> None:
     assert set(event["changed"]) >= {"train.steps", "train.lr"}
 
 
-def test_the_warm_start_passes_over_what_fails_and_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    config = quick(tmp_path, env={**LAKE, "name": "learn_envs:Moody", "options": {}}, train={"steps": 1, "max_turn": 1})
+def test_the_warm_start_passes_over_what_fails_and_says_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = quick(
+        tmp_path,
+        env={**LAKE, "name": "learn_envs:Moody", "options": {}},
+        train={"steps": 1, "max_turn": 1},
+    )
     assert train(config, sinks=()).steps == 1
     assert (
-        "of the random player failed, the first: learn_envs:Moody: reset raised RuntimeError: not today" in caplog.text
+        "of the random player failed, the first: learn_envs:Moody: reset raised RuntimeError: not "
+        "today" in caplog.text
     )
 
 
 def test_a_model_path_that_leads_nowhere_is_said(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"model\.path: there is no /no/such/model"):
+    with pytest.raises(ValueError, match=r"model\.path: /no/such/model does not exist"):
         PPOTrainer(quick(tmp_path, model={"path": "/no/such/model"}))
 
 
 def test_a_device_that_is_none_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"train\.device is auto, cpu, cuda or cuda:N, got 'banana'"):
+    with pytest.raises(
+        ValueError, match=r"train\.device is auto, cpu, cuda or cuda:N, got 'banana'"
+    ):
         PPOTrainer(quick(tmp_path, train={"device": "banana"}))
 
 
 def test_a_run_that_cannot_begin_leaves_its_name_free(tmp_path: Path) -> None:
-    wrong = {"embedded": {"hidden_size": 65, "num_layers": 1, "num_heads": 2, "warmstart_episodes": 16}}
+    wrong = {
+        "embedded": {"hidden_size": 65, "num_layers": 1, "num_heads": 2, "warmstart_episodes": 16}
+    }
     log = {"dir": str(tmp_path), "name": "mine", "report": False}
     with pytest.raises(ValueError, match="65"):
         PPOTrainer(quick(tmp_path, model=wrong, log=log))
-    assert train(quick(tmp_path, log=log, train={"steps": 1, "max_turn": 1}), sinks=()).path.name == "mine"
+    assert (
+        train(quick(tmp_path, log=log, train={"steps": 1, "max_turn": 1}), sinks=()).path.name
+        == "mine"
+    )
 
 
 def test_prompts_need_a_model(tmp_path: Path) -> None:

@@ -1,26 +1,33 @@
-"""What commands share: config words on the command line, and how a user's mistake is reported."""
+"""Shared by the commands: parsing of config words, and reporting of a user's mistakes."""
 
 import os
 import sys
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
-from typing import NoReturn
+from pathlib import Path
+from typing import Annotated, NoReturn
 
-from turnwise.config import Config, load_config
+import typer
+
+from turnwise.config import Config, run_config
 
 Errors = tuple[type[Exception], ...]
-# For commands that take overrides: typer leaves words that it does not know in `ctx.args`.
+Trust = Annotated[
+    bool, typer.Option("--trust", help="Load the code that the run's own config names.")
+]
+# For commands that take overrides: typer leaves unknown words in `ctx.args`.
 TAKES_OVERRIDES = {"allow_extra_args": True, "ignore_unknown_options": True}
 
 
 def split_source(words: Sequence[str]) -> tuple[str | None, list[str]]:
-    """The recipe or file among the words (None: there is none), and the overrides.
+    """The recipe or file among the words, or None, and the overrides.
 
-    A command that takes both declares neither as an argument, because `--train.max_turn 3` would give its 3 away:
+    A command that takes both must not declare either as a typer argument, because typer would take
+    the 3 of `--train.max_turn 3` for it:
 
         @app.command("train", context_settings=TAKES_OVERRIDES)
         def train(ctx: typer.Context) -> None:
-            config = config_from(ctx.args, default="default")
+            config = config_from(ctx.args)
 
     Example:
         >>> split_source(["--train.max_turn", "3", "mine.yaml", "seed=1"])
@@ -41,7 +48,8 @@ def split_source(words: Sequence[str]) -> tuple[str | None, list[str]]:
             sources.append(word)
     if len(sources) > 1:
         fail(
-            f"one recipe or config file is taken, got {', '.join(sources)}; write overrides as key=value or --key value"
+            f"give one recipe or config file, got {', '.join(sources)}; write overrides as "
+            "key=value or --key value"
         )
     return (sources[0] if sources else None), overrides
 
@@ -55,20 +63,29 @@ def overrides_from(words: Sequence[str]) -> list[str]:
     """
     source, overrides = split_source(words)
     if source is not None:
-        fail(f"{source!r} is no override; write key=value or --key value")
+        fail(f"{source!r} is not an override; write key=value or --key value")
     return overrides
 
 
-def config_from(words: Sequence[str], *, default: str | None = None) -> Config:
-    """The config that the words stand for; `default` is the recipe where none is named."""
-    source, overrides = split_source(words)
-    return load_config(source or default, overrides)
+def config_from(words: Sequence[str]) -> Config:
+    """The config that `turnwise train WORDS` runs."""
+    return run_config(*split_source(words))
+
+
+def refuse_code(config: Config, *, stored: Path, trust: bool) -> None:
+    """Ends the command if a run's stored config names code that the user has not allowed."""
+    from turnwise.envs.trust import UntrustedCodeError, refuse_foreign_code
+
+    try:
+        refuse_foreign_code(config, stored=stored, trust=trust)
+    except UntrustedCodeError as error:
+        fail(str(error))
 
 
 @contextmanager
 def told_shortly(mistakes: Errors, failures: Errors = ()) -> Generator[None]:
-    """Ends the command with the error's own words where one of these is raised: status 2 for a mistake in what was
-    asked, 1 for what failed on the way. TURNWISE_TRACEBACK=1 shows where it comes from."""
+    """Ends the command with the error's message if one of these is raised: status 2 for a mistake
+    of the user, 1 for a failure during the run. TURNWISE_TRACEBACK=1 shows the traceback."""
     try:
         yield
     except (*mistakes, *failures) as error:
@@ -81,6 +98,6 @@ def told_shortly(mistakes: Errors, failures: Errors = ()) -> Generator[None]:
 
 
 def fail(message: str) -> NoReturn:
-    """Ends the command with an error that is the user's to mend, status 2 and no traceback."""
+    """Ends the command with a message about a mistake of the user: status 2, no traceback."""
     print(f"error: {message}", file=sys.stderr)
     raise SystemExit(2)

@@ -1,4 +1,4 @@
-"""`turnwise check-env NAME`: does an environment keep its contract?"""
+"""`turnwise check-env NAME`: checks an environment against the contract."""
 
 from pathlib import Path
 from typing import Annotated, Protocol
@@ -9,20 +9,31 @@ from turnwise.cli.args import TAKES_OVERRIDES, fail, overrides_from
 
 
 def register(app: typer.Typer) -> None:
-    app.command("check-env", context_settings=TAKES_OVERRIDES)(check_env)
+    app.command(
+        "check-env",
+        context_settings=TAKES_OVERRIDES,
+        epilog="Example: turnwise check-env mine.py:Env --seeds 20",
+    )(check_env)
 
 
 def check_env(
     ctx: typer.Context,
-    name: Annotated[str, typer.Argument(help="A name of `turnwise envs`, module:Class or file.py:Class.")],
+    name: Annotated[
+        str, typer.Argument(help="A name of `turnwise envs`, module:Class or file.py:Class.")
+    ],
     seeds: Annotated[int, typer.Option(help="How many seeds to try.", min=1)] = 10,
     levels: Annotated[
         Path | None, typer.Option(help="sokoban: check every level of a Boxoban file (gzip too).")
     ] = None,
-    games: Annotated[Path | None, typer.Option(help="alfworld: check the games of a JSONL file (gzip too).")] = None,
-    walkthroughs: Annotated[bool, typer.Option(help="With --games: play every game's walkthrough.")] = False,
+    games: Annotated[
+        Path | None, typer.Option(help="alfworld: check the games of a JSONL file (gzip too).")
+    ] = None,
+    walkthroughs: Annotated[
+        bool, typer.Option(help="With --games: play every game's walkthrough.")
+    ] = False,
 ) -> None:
-    """Check an environment: determinism, finite rewards, legal ends. Exits with 1 where it breaks a rule.
+    """Check an environment: determinism, finite rewards, legal ends. Exit status 1 if it breaks a
+    rule.
 
     Settings of the environment may follow, such as --env.options.size 3.
     """
@@ -54,7 +65,7 @@ class _Report(Protocol):
 
 
 def _check_files(name: str, *, levels: Path | None, games: Path | None, walkthroughs: bool) -> None:
-    """Checks what an environment plays, instead of how it plays it."""
+    """Checks an environment's level or game file instead of the environment."""
     report: _Report
     if name == "sokoban" and levels is not None and games is None:
         from turnwise.envs.games.sokoban import check_levels

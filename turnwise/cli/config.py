@@ -1,4 +1,4 @@
-"""`turnwise config`: what can be set, and what a config comes to."""
+"""`turnwise config`: lists settings, and shows resolved configs."""
 
 import json
 from typing import Annotated
@@ -12,9 +12,16 @@ from turnwise.config.tree import default_at, iter_fields, known_fields, nearest,
 
 
 def register(app: typer.Typer) -> None:
-    group = typer.Typer(invoke_without_command=True, help="List recipes and keys, or show a resolved config.")
+    group = typer.Typer(
+        invoke_without_command=True, help="List recipes and keys, or show a resolved config."
+    )
     group.callback()(overview)
-    group.command("show", context_settings=TAKES_OVERRIDES)(show)
+    group.command(
+        "show",
+        context_settings=TAKES_OVERRIDES,
+        options_metavar="[RECIPE|CONFIG.yaml] [KEY=VALUE]... [OPTIONS]",
+        epilog="Example: turnwise config show frozen_lake train.steps=50",
+    )(show)
     group.command("keys")(keys)
     app.add_typer(group, name="config")
 
@@ -33,17 +40,24 @@ def overview(ctx: typer.Context) -> None:
         if "." not in path:
             print(f"  {describe(path, field)}")
     print("\nturnwise config keys SECTION    every key of a section, with its default")
-    print("turnwise config show SOURCE     the resolved tree of a recipe or file, with overrides")
+    print("turnwise config show SOURCE     the config of `turnwise train SOURCE`, with overrides")
 
 
 def show(ctx: typer.Context) -> None:
-    """Print the resolved tree of a recipe or file (none: the defaults), with overrides such as --train.max_turn 3."""
+    """Print the config that `turnwise train` runs with the same arguments: a recipe or file, and
+    overrides such as --train.max_turn 3."""
     print(show_config(config_from(ctx.args)), end="")
 
 
-def keys(prefix: Annotated[str, typer.Argument(help="A section, such as train or env.format.")] = "") -> None:
+def keys(
+    prefix: Annotated[str, typer.Argument(help="A section, such as train or env.format.")] = "",
+) -> None:
     """Print every key with its default and meaning."""
-    rows = [(path, field) for path, field in iter_fields() if not prefix or f"{path}.".startswith(f"{prefix}.")]
+    rows = [
+        (path, field)
+        for path, field in iter_fields()
+        if not prefix or f"{path}.".startswith(f"{prefix}.")
+    ]
     if not rows:
         guess = nearest(prefix, known_fields())
         fail(f"there is no key {prefix}" + (f"; did you mean {guess}?" if guess else ""))
@@ -57,7 +71,7 @@ def describe(path: str, field: FieldInfo) -> str:
 
     Example:
         >>> describe("train.max_turn", known_fields()["train.max_turn"])
-        'train.max_turn = 5  Turns per episode, where the environment has no limit of its own.'
+        'train.max_turn = 5  Turns per episode, unless the environment has its own limit.'
     """
     inner = section_of(field)
     if inner is not None:
@@ -67,6 +81,6 @@ def describe(path: str, field: FieldInfo) -> str:
 
 
 def default_text(path: str) -> str:
-    """A key's default, as it would be written in YAML."""
+    """A key's default, as YAML."""
     value = default_at(path)
     return value if isinstance(value, str) else json.dumps(value)

@@ -1,4 +1,5 @@
-"""`turnwise doctor RUN`: what is wrong with a run; `turnwise doctor --machine`: what this machine can run."""
+"""`turnwise doctor RUN` diagnoses a run; `turnwise doctor --machine` says what this machine can
+run."""
 
 from pathlib import Path
 from typing import Annotated
@@ -9,14 +10,16 @@ from turnwise.cli.args import fail
 
 
 def register(app: typer.Typer) -> None:
-    app.command("doctor")(doctor)
+    app.command("doctor", epilog="Example: turnwise doctor runs/NAME")(doctor)
 
 
 def doctor(
     run: Annotated[Path | None, typer.Argument(help="A run directory.")] = None,
-    machine: Annotated[bool, typer.Option("--machine", help="Say what this machine can run.")] = False,
+    machine: Annotated[
+        bool, typer.Option("--machine", help="Say what this machine can run.")
+    ] = False,
 ) -> None:
-    """Diagnose a run (exit 1 where there is a problem), or this machine."""
+    """Diagnose a run (exit status 1 if there is a problem), or this machine."""
     if machine == (run is not None):
         fail("give a run directory, or --machine")
     if run is None:

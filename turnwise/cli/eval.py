@@ -1,4 +1,5 @@
-"""`turnwise eval RUN_OR_MODEL`: how good a player is on held-out tasks, and whether another one is better."""
+"""`turnwise eval RUN_OR_MODEL`: evaluates a player on held-out tasks, and compares it with
+another."""
 
 import json
 from pathlib import Path
@@ -6,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from turnwise.cli.args import TAKES_OVERRIDES, fail, told_shortly
+from turnwise.cli.args import TAKES_OVERRIDES, Trust, fail, told_shortly
 from turnwise.cli.sources import Source, played, read_source
 
 if TYPE_CHECKING:
@@ -17,38 +18,54 @@ PLAYERS = "random, expert, openai:URL#MODEL, script:FILE.py:FUNCTION"
 
 
 def register(app: typer.Typer) -> None:
-    app.command("eval", context_settings=TAKES_OVERRIDES)(evaluate_command)
+    app.command(
+        "eval",
+        context_settings=TAKES_OVERRIDES,
+        options_metavar="[RUN|CHECKPOINT|MODEL|RECIPE|CONFIG.yaml] [KEY=VALUE]... [OPTIONS]",
+        epilog="Example: turnwise eval runs/NAME --against before",
+    )(evaluate_command)
 
 
 def evaluate_command(
     ctx: typer.Context,
-    player: Annotated[str | None, typer.Option(help=f"Who plays instead of the policy: {PLAYERS}.")] = None,
+    player: Annotated[
+        str | None, typer.Option(help=f"The player, instead of the policy: {PLAYERS}.")
+    ] = None,
     against: Annotated[
         str | None,
         typer.Option(
-            help=f"Compare on the same tasks with: before (the run's first policy), {PLAYERS}, a run, a model."
+            help=(
+                f"Compare on the same tasks with: before (the run's first policy), {PLAYERS}, a "
+                "run, a model."
+            )
         ),
     ] = None,
-    env: Annotated[str | None, typer.Option(help="The environment, in place of the config's.")] = None,
-    episodes: Annotated[int | None, typer.Option(help="Tasks to play. Default: eval.episodes.", min=1)] = None,
+    env: Annotated[
+        str | None, typer.Option(help="The environment, in place of the config's.")
+    ] = None,
+    episodes: Annotated[
+        int | None, typer.Option(help="Tasks to play. Default: eval.episodes.", min=1)
+    ] = None,
     split: Annotated[str, typer.Option(help="val (held out) or train.")] = "val",
     out: Annotated[Path | None, typer.Option(help="Write the episodes to this JSONL file.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+    trust: Trust = False,
 ) -> None:
     """Evaluate a run, a checkpoint, a model or a player: success and reward with 95 % intervals."""
     from turnwise.envs.base import EnvError
     from turnwise.evaluate.evaluation import EvaluationError, compare, evaluate
+    from turnwise.train.checkpoint import CheckpointError
 
-    source = read_source(ctx.args, env=env)
+    source = read_source(ctx.args, env=env, player=player, trust=trust)
     if split not in ("val", "train"):
         fail(f"--split is val or train, got {split!r}")
-    with told_shortly((EvaluationError, ValueError, EnvError)):
-        chosen = _player(player, source)
+    with told_shortly((EvaluationError, ValueError, EnvError, OSError), (CheckpointError,)):
+        chosen = _player(player, source, trust=trust)
         config, factories = played(source, env=env)
         result = evaluate(config, chosen, episodes=episodes, split=split, factories=factories)
         other = None
         if against is not None:
-            rival = _player(against, source)
+            rival = _player(against, source, trust=trust)
             other = evaluate(config, rival, episodes=episodes, split=split, factories=factories)
     comparison = compare(result, other) if other is not None else None
     if out is not None:
@@ -65,27 +82,35 @@ def evaluate_command(
 
 
 def describe(result: "EvalResult") -> str:
-    """The result in a line."""
+    """The result in one line."""
     success = "" if result.success is None else f"success {result.success}, "
     failed = f", {result.failures} failed" if result.failures else ""
-    count = f"{len(result.outcomes)} episodes{failed}"
+    few = f" of only {result.tasks} tasks" if result.tasks < len(result.outcomes) else ""
+    count = f"{len(result.outcomes)} episodes{few}{failed}"
     return f"{result.player}: {success}reward {result.reward} over {count} (95 % intervals)"
 
 
-def _player(spec: str | None, source: Source) -> "Player | PolicyPlayer":
+def _player(spec: str | None, source: Source, *, trust: bool) -> "Player | PolicyPlayer":
     from turnwise.cli.load_player import load_player, load_policy
 
     if spec is None:
         return load_policy(source.config, run=source.run, model=source.model, name=source.name)
     if spec == "before":
         return load_policy(source.config, run=source.run, first=True, name="before")
-    if spec.partition(":")[0] in ("random", "expert", "openai", "script"):
+    if "/" not in spec.partition(":")[0] and not Path(spec).exists():
         return load_player(spec, source.config)
-    other = read_source([spec])
+    other = read_source([spec], trust=trust)
+    if source.config.model.trust_remote_code and not trust:
+        fail(
+            f"model.trust_remote_code is on, so code of {spec} would be loaded; add "
+            "--trust to allow it"
+        )
     return load_policy(source.config, run=other.run, model=other.model, name=other.name)
 
 
-def _as_json(result: "EvalResult", other: "EvalResult | None", comparison: "Comparison | None") -> dict[str, object]:
+def _as_json(
+    result: "EvalResult", other: "EvalResult | None", comparison: "Comparison | None"
+) -> dict[str, object]:
     data: dict[str, object] = {"result": result.to_json()}
     if other is not None and comparison is not None:
         data["against"] = other.to_json()

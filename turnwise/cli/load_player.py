@@ -1,21 +1,23 @@
-"""From a word to a player: random, scripted, behind an endpoint, or a policy from a run, a checkpoint or a model."""
+"""Loads a player by name: random, scripted, behind an endpoint, or a policy from a run, a
+checkpoint or a model."""
 
+import sys
 from pathlib import Path
 from typing import Any
 
 from turnwise.config.schema import Config
-from turnwise.envs.user_code import UnknownNameError, load_named
 from turnwise.evaluate.baselines import ExpertPlayer
 from turnwise.evaluate.evaluation import PolicyPlayer
 from turnwise.evaluate.players import ChatPlayer, Player, RandomPlayer, ScriptedPlayer
 from turnwise.rollout.speakers import PlayerError
+from turnwise.user_code import UnknownNameError, load_named
 
 
 def load_player(spec: str, config: Config) -> Player:
-    """The player that speaks in messages and is called so: random, expert, openai:URL#MODEL, or script:WHERE:FUNCTION.
+    """The player of this name: random, expert, openai:URL#MODEL, or script:WHERE:FUNCTION.
 
     Raises:
-        PlayerError: nobody is called so.
+        PlayerError: the name is unknown.
     """
     kind, _, rest = spec.partition(":")
     if kind == "random" and not rest:
@@ -26,37 +28,44 @@ def load_player(spec: str, config: Config) -> Player:
         try:
             return ScriptedPlayer(spec, load_named(rest))
         except UnknownNameError as error:
-            raise PlayerError(f"{error}; a script is called with a Situation and returns text") from error
+            raise PlayerError(
+                f"{error}; a script is called with a Situation and returns text"
+            ) from error
     if kind == "openai" and rest:
         return _chat_player(rest, config)
     raise PlayerError(
-        f"nobody is called {spec!r}; players are random, expert, script:FILE.py:FUNCTION (or "
+        f"unknown player {spec!r}; players are random, expert, script:FILE.py:FUNCTION (or "
         "script:MODULE:FUNCTION) and openai:URL#MODEL, or name a run directory or a model"
     )
 
 
 def load_policy(
-    config: Config, *, run: Path | None = None, model: str | None = None, first: bool = False, name: str = "policy"
+    config: Config,
+    *,
+    run: Path | None = None,
+    model: str | None = None,
+    first: bool = False,
+    name: str = "policy",
 ) -> PolicyPlayer:
-    """The policy of a run's last checkpoint, of its beginning (`first`), of a model, or of the config alone."""
+    """The policy of a run's last checkpoint, of its first (`first`), of a model, or of the config
+    alone."""
     from turnwise.generate.hf import HFGenerator
     from turnwise.models.policy import Precision, cast_parameters, load_model, load_tokenizer
-    from turnwise.train.checkpoint import latest_checkpoint
+    from turnwise.train.checkpoint import check_files
     from turnwise.train.warmstart import build_embedded
 
     where: str | Path | None = model or config.model.path
     stored = run is not None and model is None
     if run is not None and stored and not first:
-        checkpoint = latest_checkpoint(run / "checkpoints", refused=print)
-        if checkpoint is None:
-            raise PlayerError(f"{run} has no whole checkpoint; give a model, or train first")
-        where = checkpoint.model
+        where = _trained(run)
     elif run is not None and stored and (run / "initial_model").is_dir():
-        where = run / "initial_model"
+        where = check_files(run / "initial_model")
     if where is None:
         network, tokenizer, _ = build_embedded(config)
     else:
-        settings = config.model.model_copy(update={"path": str(where), "gguf_file": None, "tokenizer": None})
+        settings = config.model.model_copy(
+            update={"path": str(where), "gguf_file": None, "tokenizer": None}
+        )
         same = str(where) == config.model.path
         network = load_model(config.model if same else settings)
         tokenizer = load_tokenizer(config.model if same else settings)
@@ -72,6 +81,30 @@ def load_policy(
     return PolicyPlayer(generator=generator, tokenizer=tokenizer, name=name)
 
 
+def _trained(run: Path) -> Path:
+    """The model of a run's last complete checkpoint. Warns about later, incomplete ones.
+
+    Raises:
+        PlayerError: there is no checkpoint, or only that of step 0.
+    """
+    from turnwise.train.checkpoint import latest_checkpoint
+
+    torn: list[str] = []
+    checkpoint = latest_checkpoint(run / "checkpoints", refused=torn.append)
+    for message in torn:
+        print(f"WARNING: {message}", file=sys.stderr)
+    if checkpoint is None:
+        raise PlayerError(f"{run} has no complete checkpoint; give a model, or train first")
+    if checkpoint.step == 0:
+        raise PlayerError(
+            f"{run} has only the checkpoint of step 0, before training; to use it, name "
+            f"it: {checkpoint.path}"
+        )
+    if torn:
+        print(f"WARNING: using {checkpoint.path}", file=sys.stderr)
+    return checkpoint.model
+
+
 def _chat_player(where: str, config: Config) -> ChatPlayer:
     import os
 
@@ -80,10 +113,15 @@ def _chat_player(where: str, config: Config) -> ChatPlayer:
 
     url, _, model = where.partition("#")
     if not model:
-        raise PlayerError(f"openai:{where} names no model; write openai:URL#MODEL, as in openai:{url}#qwen3")
+        raise PlayerError(
+            f"openai:{where} names no model; write openai:URL#MODEL, as in openai:{url}#qwen3"
+        )
     try:
         client = ChatClient(
-            url, model=model, api_key=os.environ.get("OPENAI_API_KEY"), timeout=config.rollout.generate_timeout
+            url,
+            model=model,
+            api_key=os.environ.get("OPENAI_API_KEY"),
+            timeout=config.rollout.generate_timeout,
         )
     except ValueError as error:
         raise PlayerError(str(error)) from error

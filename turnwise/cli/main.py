@@ -1,15 +1,18 @@
-"""The command `turnwise`. A command is a file of this folder with `register(app)`; files that are absent give none."""
+"""The command `turnwise`. Each subcommand is a file in this folder with `register(app)`; a missing
+file means no subcommand."""
 
 import sys
-from collections.abc import Sequence
+import warnings
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from importlib import import_module
 from importlib.util import find_spec
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from turnwise.cli.args import fail
-from turnwise.config import ConfigError
+from turnwise.config import ConfigError, ConfigWarning
 
 COMMANDS = {
     "train": "turnwise.cli.train",
@@ -19,14 +22,24 @@ COMMANDS = {
     "replay": "turnwise.cli.replay",
     "envs": "turnwise.cli.envs",
     "check-env": "turnwise.cli.check_env",
+    "serve": "turnwise.cli.serve",
+    "work": "turnwise.cli.work",
     "serve-env": "turnwise.cli.serve_env",
     "config": "turnwise.cli.config",
+    "migrate": "turnwise.cli.migrate",
     "doctor": "turnwise.cli.doctor",
+    "report": "turnwise.cli.report",
+    "compare": "turnwise.cli.compare",
+    "export": "turnwise.cli.export",
+    "push": "turnwise.cli.push",
+    "sweep": "turnwise.cli.sweep",
+    "init": "turnwise.cli.init",
+    "completion": "turnwise.cli.completion",
 }
 
 
 def available() -> tuple[str, ...]:
-    """The commands that this installation has."""
+    """The commands of this installation."""
     return tuple(name for name, module in COMMANDS.items() if find_spec(module) is not None)
 
 
@@ -45,14 +58,34 @@ def build_app(names: Sequence[str]) -> typer.Typer:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Runs one command and exits: 0 for success, 2 for a mistake in what was asked, 1 for the rest."""
+    """Runs one command and exits: 0 for success, 2 for a mistake of the user, 1 for other
+    failures."""
     words = list(sys.argv[1:] if argv is None else argv)
     found = available()
     asked = words[0] if words and words[0] in found else None
     try:
-        build_app([asked] if asked else found)(words, prog_name="turnwise")
+        with _notes_shown():
+            build_app([asked] if asked else found)(words, prog_name="turnwise")
     except ConfigError as error:
         fail(str(error))
+
+
+@contextmanager
+def _notes_shown() -> Generator[None]:
+    """Prints what a config's keys mean here as a note, without the place in our code."""
+    before = warnings.showwarning
+
+    def show(message: Any, category: type[Warning], *where: Any, **more: Any) -> None:
+        if issubclass(category, ConfigWarning):
+            print(f"note: {message}", file=sys.stderr)
+        else:
+            before(message, category, *where, **more)
+
+    warnings.showwarning = show
+    try:
+        yield
+    finally:
+        warnings.showwarning = before
 
 
 def _show_version(value: bool) -> None:
@@ -65,8 +98,9 @@ def _show_version(value: bool) -> None:
 
 def _options(
     version: Annotated[
-        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version.")
+        bool,
+        typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version."),
     ] = False,
 ) -> None:
-    # A callback keeps `turnwise NAME` a group even where a single command is registered.
+    # The callback keeps `turnwise NAME` a group even if only one command is registered.
     pass

@@ -1,10 +1,12 @@
 """`turnwise play NAME`: a person plays an environment in the terminal."""
 
 import contextlib
+import json
+import shlex
 import sys
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -20,7 +22,12 @@ ARROWS = {"\x1b[A": "up", "\x1b[B": "down", "\x1b[C": "right", "\x1b[D": "left"}
 
 
 def register(app: typer.Typer) -> None:
-    app.command("play", context_settings=TAKES_OVERRIDES)(play)
+    app.command(
+        "play",
+        context_settings=TAKES_OVERRIDES,
+        options_metavar="ENVIRONMENT [KEY=VALUE]... [OPTIONS]",
+        epilog="Example: turnwise play frozen_lake env.options.size=4",
+    )(play)
 
 
 def play(
@@ -28,10 +35,11 @@ def play(
     seed: Annotated[int, typer.Option(help="Which task.", min=0)] = 0,
     split: Annotated[str, typer.Option(help="train or val.")] = "train",
     as_model: Annotated[
-        bool, typer.Option("--as-model", help="Type whole replies, in the form asked of a model.")
+        bool,
+        typer.Option("--as-model", help="Type whole replies, in the format required of a model."),
     ] = False,
 ) -> None:
-    """Play an environment yourself: turnwise play frozen_lake --env.options.size 4. q gives up."""
+    """Play an environment yourself: turnwise play frozen_lake --env.options.size 4. q quits."""
     from turnwise.envs.base import EnvError
     from turnwise.envs.registry import UnknownEnvError
 
@@ -48,12 +56,12 @@ def play(
 
 
 class GaveUp(Exception):
-    """The person does not want to go on."""
+    """The person quit the game."""
 
 
 @dataclass(frozen=True, slots=True)
 class Person:
-    """Somebody at the keyboard, as a player: shown every message, asked for every reply."""
+    """A player at the keyboard: prints every message and reads every reply."""
 
     form: "FormatConfig"
     as_model: bool
@@ -66,23 +74,28 @@ class Person:
         if situation.last is None:
             for message in situation.messages:
                 print(f"[{message.role}]\n{message.content}\n")
+            show_tools(situation.tools)
         else:
             show_turn(situation.last)
         said = _ask(await situation.hint("actions"), self.form, as_model=self.as_model)
+        if said is not None and not self.as_model:
+            said = written_call(said, situation.tools)
         if said is None:
-            raise PlayerError("given up") from GaveUp(f"given up after {situation.turn} turns")
+            raise PlayerError("quit") from GaveUp(f"quit after {situation.turn} turns")
         return Message(role="assistant", content=said)
 
 
 def play_game(config: Config, *, seed: int, split: str, as_model: bool) -> "Episode | None":
-    """One game on standard input and output; None where it was given up."""
+    """One game on standard input and output; None if the person quit."""
     from turnwise.evaluate.players import PlayerSpeaker
     from turnwise.rollout.plan import EpisodePlan
     from turnwise.rollout.proxy import AgentProxy
     from turnwise.rollout.speakers import PlayerError
 
     env = config.env.model_copy(update={"max_turn": config.env.max_turn or 1000})
-    rollout = config.rollout.model_copy(update={"retries": 0})  # nobody wants to type it all again
+    rollout = config.rollout.model_copy(
+        update={"retries": 0}
+    )  # a retry would ask for all replies again
     config = config.model_copy(update={"env": env, "rollout": rollout})
     proxy = AgentProxy(config, split=split, speaker=PlayerSpeaker(Person(env.format, as_model)))
     try:
@@ -115,8 +128,62 @@ def play_game(config: Config, *, seed: int, split: str, as_model: bool) -> "Epis
     return episode
 
 
+def show_tools(tools: "Sequence[Mapping[str, Any]]") -> None:
+    """Prints the tools, one per line, and how to call one."""
+    if not tools:
+        return
+    print("[tools]")
+    for tool in tools:
+        function = tool["function"]
+        properties = function.get("parameters", {}).get("properties", {})
+        arguments = ", ".join(f"{name}: {_kind(schema)}" for name, schema in properties.items())
+        print(f"  {function['name']}({arguments})  {function.get('description', '')}".rstrip())
+    print('Call one as in: NAME ARGUMENT=VALUE ..., or NAME {"ARGUMENT": VALUE}\n')
+
+
+def _kind(schema: "Mapping[str, Any]") -> str:
+    return (
+        "|".join(map(str, schema["enum"])) if "enum" in schema else str(schema.get("type", "any"))
+    )
+
+
+def written_call(text: str, tools: "Sequence[Mapping[str, Any]]") -> str:
+    """The call in a model's format if the text is a tool's name with arguments; else the text.
+
+    Example:
+        >>> stock = {"function": {"name": "stock", "parameters": {}}}
+        >>> written_call("stock item=apples", [stock])
+        '<tool_call>{"name": "stock", "arguments": {"item": "apples"}}</tool_call>'
+        >>> written_call("three apples", [stock])
+        'three apples'
+    """
+    name, _, rest = text.partition(" ")
+    if name not in [tool["function"]["name"] for tool in tools]:
+        return text
+    arguments: dict[str, Any] = {}
+    if rest.strip().startswith("{"):
+        try:
+            arguments = json.loads(rest)
+        except ValueError:
+            return text
+    else:
+        try:
+            words = shlex.split(rest)
+        except ValueError:  # an open quote
+            return text
+        for word in words:
+            key, equals, value = word.partition("=")
+            if not equals:
+                return text
+            try:
+                arguments[key] = json.loads(value)
+            except ValueError:
+                arguments[key] = value
+    return f"<tool_call>{json.dumps({'name': name, 'arguments': arguments})}</tool_call>"
+
+
 def show_turn(turn: "Turn") -> None:
-    """What came of a reply."""
+    """Prints the messages and the reward of a turn."""
     for message in turn.messages:
         print(f"\n{message.content}")
     parts = ", ".join(f"{name} {value:g}" for name, value in turn.reward_parts.items() if value)
@@ -124,10 +191,11 @@ def show_turn(turn: "Turn") -> None:
 
 
 def _ask(actions: Sequence[str] | None, form: "FormatConfig", *, as_model: bool) -> str | None:
-    """The reply, written as a model would have to; None to give up.
+    """The reply, in the format required of a model; None to quit.
 
     Args:
-        actions: the legal ones; empty where any text is one, None where the environment does not speak of actions.
+        actions: the legal actions; empty if any text is legal, None if the environment does not
+            list actions.
     """
     from turnwise.envs.actions import write_reply
 
@@ -137,7 +205,7 @@ def _ask(actions: Sequence[str] | None, form: "FormatConfig", *, as_model: bool)
     by_key = {action.casefold(): action for action in actions}
     arrows = sys.stdin.isatty() and bool(set(ARROWS.values()) & by_key.keys())
     if arrows:
-        print("arrow keys (q gives up) ", end="", flush=True)
+        print("arrow keys (q quits) ", end="", flush=True)
         while True:
             key = _key()
             if key in ("q", "\x03", "\x04", ""):
@@ -149,15 +217,26 @@ def _ask(actions: Sequence[str] | None, form: "FormatConfig", *, as_model: bool)
     text = _line(f"{_choices(actions)}> ")
     if text is None or text == "q":
         return None
-    numbered = text.isdigit() and bool(actions) and int(text) < len(actions)
-    pieces = [actions[int(text)]] if numbered else [piece.strip() for piece in text.split(form.action_sep)]
+    numbered = text.isdigit() and not _are_numbers(actions) and int(text) < len(actions)
+    pieces = (
+        [actions[int(text)]]
+        if numbered
+        else [piece.strip() for piece in text.split(form.action_sep)]
+    )
     return write_reply(pieces, form)
 
 
 def _choices(actions: Sequence[str]) -> str:
     if not actions or len(actions) > 20:
         return "your action"
+    if _are_numbers(actions):
+        return ", ".join(actions)
     return ", ".join(f"{index} {action}" for index, action in enumerate(actions))
+
+
+def _are_numbers(actions: Sequence[str]) -> bool:
+    """True if a typed number may be an action itself, so it cannot be an index."""
+    return any(action.strip().isdigit() for action in actions)
 
 
 def _line(prompt: str) -> str | None:
@@ -168,7 +247,7 @@ def _line(prompt: str) -> str | None:
 
 
 def _key() -> str:
-    """One key press; an arrow key sends three characters at once, the escape key only the first of them."""
+    """One key press. An arrow key sends three characters at once, the escape key only the first."""
     import os
     import select
 
@@ -187,7 +266,7 @@ def _raw_terminal(descriptor: int) -> Generator[None]:
 
     before = termios.tcgetattr(descriptor)
     try:
-        tty.setcbreak(descriptor, termios.TCSADRAIN)  # keeps what was typed ahead
+        tty.setcbreak(descriptor, termios.TCSADRAIN)  # keeps input typed ahead
         yield
     finally:
         termios.tcsetattr(descriptor, termios.TCSADRAIN, before)

@@ -1,29 +1,46 @@
-"""`turnwise replay FILE`: a stored episode again. The exit status says whether it went the same way."""
+"""`turnwise replay FILE`: replays stored episodes. The exit status says whether they match."""
 
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from turnwise.cli.args import fail
+from turnwise.cli.args import Trust, fail, refuse_code
+from turnwise.cli.sources import Source, played
 from turnwise.config import Config, load_config
 
 
 def register(app: typer.Typer) -> None:
-    app.command("replay")(replay)
+    app.command("replay", epilog="Example: turnwise replay runs/NAME/episodes/step_000012.jsonl")(
+        replay
+    )
 
 
 def replay(
-    file: Annotated[Path, typer.Argument(help="A JSONL file of episodes, from a run directory or `turnwise rollout`.")],
+    file: Annotated[
+        Path,
+        typer.Argument(
+            help="A JSONL file of episodes, from a run directory or `turnwise rollout`."
+        ),
+    ],
     episode: Annotated[str | None, typer.Option(help="Only the episode with this id.")] = None,
-    config: Annotated[Path | None, typer.Option(help="The config; default: the one beside the file.")] = None,
+    config: Annotated[
+        Path | None, typer.Option(help="The config. Default: the config next to the file.")
+    ] = None,
     show: Annotated[bool, typer.Option(help="Print the conversation.")] = False,
+    trust: Trust = False,
 ) -> None:
-    """Play stored episodes again: same observations and rewards (exit 0), or the first difference (exit 1)."""
+    """Replay stored episodes: exit status 0 if observations and rewards match, else 1 and the first
+    difference."""
     from turnwise.evaluate.replay import read_episodes, replay_episode
     from turnwise.log.records import RunDirectoryError
 
-    settings = _config(file, config)
+    if not file.is_file():
+        fail(
+            f"there is no file {file}; episodes are in RUN/episodes or the file of `rollout --out`"
+        )
+    stored = _config(file, config, trust=trust)
+    settings, factories = played(Source(config=stored), env=None)
     try:
         episodes = read_episodes(file)
     except (FileNotFoundError, RunDirectoryError, KeyError, ValueError) as error:
@@ -31,7 +48,9 @@ def replay(
     chosen = [one for one in episodes if episode in (None, one.id)]
     if not chosen:
         known = ", ".join(one.id for one in episodes[:5])
-        fail(f"{file} has {len(episodes)} episodes and none called {episode!r}; the first are {known}")
+        fail(
+            f"{file} has {len(episodes)} episodes, none with id {episode!r}; the first are {known}"
+        )
     different = 0
     for one in chosen:
         if show:
@@ -42,23 +61,30 @@ def replay(
                 for message in turn.messages:
                     print(f"[{message.role}] {message.content}")
         try:
-            difference = replay_episode(one, settings)
+            difference = replay_episode(one, settings, factory=factories.get(one.tag))
         except ValueError as error:
             fail(str(error))
         if difference is not None:
             different += 1
             print(f"DIFFERENT  {difference}")
     same = len(chosen) - different
-    print(f"{same} of {len(chosen)} episodes went the same way, {sum(len(one.turns) for one in chosen)} turns in all")
+    print(
+        f"{same} of {len(chosen)} episodes gave the same result, "
+        f"{sum(len(one.turns) for one in chosen)} turns in all"
+    )
     if different:
         raise typer.Exit(1)
 
 
-def _config(file: Path, given: Path | None) -> Config:
+def _config(file: Path, given: Path | None, *, trust: bool) -> Config:
     from turnwise.cli.rollout import config_path
+    from turnwise.envs.trust import is_run_config
 
     places = [given] if given else [config_path(file), file.resolve().parent.parent / "config.yaml"]
     for place in places:
         if place.is_file():
-            return load_config(place)
+            found = load_config(place)
+            if given is None or is_run_config(place):
+                refuse_code(found, stored=place, trust=trust)
+            return found
     fail(f"there is no config at {' or '.join(map(str, places))}; give --config")

@@ -1,4 +1,4 @@
-"""`turnwise serve-env NAME`: an environment for rollouts on other machines."""
+"""`turnwise serve-env NAME`: serves an environment to rollouts on other machines."""
 
 import os
 import signal
@@ -10,21 +10,34 @@ from turnwise.cli.args import TAKES_OVERRIDES, fail, overrides_from
 
 
 def register(app: typer.Typer) -> None:
-    app.command("serve-env", context_settings=TAKES_OVERRIDES)(serve_env)
+    app.command(
+        "serve-env",
+        context_settings=TAKES_OVERRIDES,
+        epilog="Example: turnwise serve-env frozen_lake --port 8765",
+    )(serve_env)
 
 
 def serve_env(
     ctx: typer.Context,
-    name: Annotated[str, typer.Argument(help="A name of `turnwise envs`, module:Class or file.py:Class.")],
-    port: Annotated[int, typer.Option(help="0: any that is free.", min=0, max=65535)] = 8765,
-    host: Annotated[str, typer.Option(help="Beyond this machine a token is needed.")] = "127.0.0.1",
-    max_sessions: Annotated[int, typer.Option(help="Episodes at once; further clients wait.", min=1)] = 64,
-    idle_timeout: Annotated[float, typer.Option(help="Seconds without a sign of life that end a session.")] = 60.0,
+    name: Annotated[
+        str, typer.Argument(help="A name of `turnwise envs`, module:Class or file.py:Class.")
+    ],
+    port: Annotated[int, typer.Option(help="0: any free port.", min=0, max=65535)] = 8765,
+    host: Annotated[
+        str, typer.Option(help="An address reachable from other machines needs a token.")
+    ] = "127.0.0.1",
+    max_sessions: Annotated[
+        int, typer.Option(help="Episodes at once; further clients wait.", min=1)
+    ] = 64,
+    idle_timeout: Annotated[
+        float, typer.Option(help="Seconds without a call or heartbeat that end a session.")
+    ] = 60.0,
 ) -> None:
-    """Serve an environment over HTTP; elsewhere it is named by its url, such as --env.name http://HOST:8765.
+    """Serve an environment over HTTP. Clients name it by its url, as in --env.name
+    http://HOST:8765.
 
-    Settings may follow, such as --env.options.size 3 or --rollout.isolation process. The environment variable
-    TURNWISE_TOKEN is the token that server and clients share.
+    Settings may follow, such as --env.options.size 3 or --rollout.isolation process. The
+    environment variable TURNWISE_TOKEN is the token that server and clients share.
     """
     from turnwise.config import load_config
     from turnwise.envs.registry import UnknownEnvError
@@ -48,10 +61,11 @@ def serve_env(
     except OSError as error:
         fail(f"cannot listen on {host}:{port}: {error}; choose another --port")
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    print(f"serving {name} at {server.url} (at most {max_sessions} sessions)", flush=True)
+    held = server.sessions.max_sessions
+    why = "" if held == max_sessions else ": the limit of its workers"
     try:
-        server.serve_forever()
+        with server:
+            print(f"serving {name} at {server.url} (at most {held} sessions{why})", flush=True)
+            server.wait()
     except KeyboardInterrupt:
         print("stopping")
-    finally:
-        server.close()

@@ -1,3 +1,7 @@
-"""How good a player is: evaluation, statistics, players, baselines, replay, and the check of an environment. Never
+"""Evaluation of players, statistics, baselines, replay, and the check of an environment. Never
 changes a policy.
 """
+
+from turnwise.callable_module import make_callable
+
+make_callable(__name__, "turnwise.api:evaluate")

@@ -1,3 +1,5 @@
+# pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false
+# pyright: reportUnknownVariableType=false
 """Baselines: what players reach who learn nothing, on the held-out tasks of an evaluation.
 
 A policy has learned to read its observations only where it beats the best player that never looks.
@@ -11,7 +13,8 @@ from typing import Any
 
 from turnwise.config.schema import Config, EnvConfig, FormatConfig
 from turnwise.envs.actions import write_reply
-from turnwise.envs.base import hint_of
+from turnwise.envs.base import EnvError, hint_of
+from turnwise.envs.message_turns import MessageTurns
 from turnwise.envs.registry import is_ours, make_env
 from turnwise.envs.text_turns import TextTurns
 from turnwise.evaluate.evaluation import EvalResult, evaluate
@@ -32,11 +35,13 @@ MOST_ACTIONS = 8
 
 @dataclass(frozen=True, slots=True)
 class BlindPlan:
-    """What a player does who never looks: a fixed sequence of actions, or draws from fixed chances."""
+    """What a player does who never looks: a fixed sequence of actions, or draws from fixed
+    chances."""
 
     actions: tuple[str, ...]
     chances: tuple[float, ...] | None = None
-    """None: `actions` are played in order, and again from the first. Else they are drawn with these chances."""
+    """None: `actions` are played in order, and again from the first. Else they are drawn with these
+    chances."""
 
     def action(self, number: int, rng: Random) -> str:
         if self.chances is None:
@@ -46,7 +51,9 @@ class BlindPlan:
     def __str__(self) -> str:
         if self.chances is None:
             return " ".join(self.actions)
-        return ", ".join(f"{a} {c:.0%}" for a, c in zip(self.actions, self.chances, strict=True) if c)
+        return ", ".join(
+            f"{a} {c:.0%}" for a, c in zip(self.actions, self.chances, strict=True) if c
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +67,10 @@ class BlindPlayer:
     async def reply(self, situation: Situation) -> Message:
         plan, form = self.plans[situation.tag]
         first = situation.turn * form.max_actions_per_turn
-        actions = [plan.action(first + number, situation.rng) for number in range(form.max_actions_per_turn)]
+        actions = [
+            plan.action(first + number, situation.rng)
+            for number in range(form.max_actions_per_turn)
+        ]
         return Message(role="assistant", content=write_reply(actions, form))
 
 
@@ -88,8 +98,8 @@ class Baseline:
 
 
 def wanted(config: Config) -> bool:
-    """Whether the run shows baselines. By default where the environments are turnwise's own: somebody else's may be
-    slow, or count what is asked of them."""
+    """Whether the run shows baselines. By default where the environments are turnwise's own:
+    somebody else's may be slow, or count what is asked of them."""
     asked = config.eval.baselines
     return (
         asked
@@ -101,8 +111,11 @@ def wanted(config: Config) -> bool:
 def find_baselines(config: Config) -> list[Baseline]:
     """The players that these environments allow: random, best blind, expert.
 
-    The search for blind plans plays training tasks in this process, so it is for environments that would run here
-    anyway: turnwise's own, and others under `rollout.isolation: inline`.
+    The search for blind plans plays training tasks in this process, so it is for environments that
+    would run here anyway: turnwise's own, and others under `rollout.isolation: inline`.
+
+    Raises:
+        EnvError: an environment failed.
     """
     plans: dict[str, tuple[BlindPlan, FormatConfig]] = {}
     random, experts = list[bool](), list[str | None]()
@@ -111,12 +124,23 @@ def find_baselines(config: Config) -> list[Baseline]:
         env = make_env(env_config)
         try:
             here = is_ours(env_config.name) or config.rollout.isolation == "inline"
-            if here and isinstance(env, TextTurns) and (plan := _search(config, env_config, env)) is not None:
+            if (
+                here
+                and isinstance(env, TextTurns)
+                and (plan := _search(config, env_config, env)) is not None
+            ):
                 plans[tag] = (plan, env_config.format)
             env.reset(env.make_task(0, "train"))
             random.append(hint_of(env, "random", 0) is not None)
-            known = isinstance(env, TextTurns) and hint_of(env, "expert", 0) is not None
-            experts.append(env.env.expert if known and isinstance(env, TextTurns) else None)
+            own = isinstance(env, TextTurns | MessageTurns)
+            known = own and hint_of(env, "expert", 0) is not None
+            experts.append(env.env.expert if own and known else None)
+        except EnvError:
+            raise
+        except (
+            Exception
+        ) as error:  # the search steps the environment itself, without the checks of an episode
+            raise EnvError(f"{env_config.name}: {type(error).__name__}: {error}") from error
         finally:
             env.close()
     found: list[Baseline] = []
@@ -124,28 +148,34 @@ def find_baselines(config: Config) -> list[Baseline]:
         found.append(Baseline(player=RandomPlayer(), label="random player"))
     if plans.keys() == configs.keys():
         shown = "; ".join(dict.fromkeys(str(plan) for plan, _ in plans.values()))
-        found.append(Baseline(player=BlindPlayer(plans), label="best blind player", detail=f"plays {shown}"))
+        found.append(
+            Baseline(player=BlindPlayer(plans), label="best blind player", detail=f"plays {shown}")
+        )
     if all(experts):
         names = ", ".join(dict.fromkeys(str(name) for name in experts))
         found.append(Baseline(player=ExpertPlayer(), label=names))
     return found
 
 
-def play_baselines(config: Config, *, episodes: int | None = None) -> Iterator[tuple[Baseline, EvalResult]]:
+def play_baselines(
+    config: Config, *, episodes: int | None = None
+) -> Iterator[tuple[Baseline, EvalResult]]:
     """Every baseline's result on the tasks that a policy is evaluated on."""
     for baseline in find_baselines(config):
         yield baseline, evaluate(config, baseline.player, episodes=episodes)
 
 
 def _search(config: Config, env_config: EnvConfig, env: TextTurns) -> BlindPlan | None:
-    """The best blind plan found: a beam search over sequences, then a coarse grid of fixed chances."""
+    """The best blind plan found: a beam search over sequences, then a coarse grid of fixed
+    chances."""
     actions = env.env.actions
     if not 2 <= len(actions) <= MOST_ACTIONS:
         return None
     length = turn_limit(config, env_config, env) * env_config.format.max_actions_per_turn
     length = min(length, env_config.max_actions_per_episode or length, LONGEST_PLAN)
     tasks = [
-        env.make_task(derive_seed(config.seed, "baselines/task", number), "train") for number in range(SEARCH_TASKS)
+        env.make_task(derive_seed(config.seed, "baselines/task", number), "train")
+        for number in range(SEARCH_TASKS)
     ]
     kept = [_Tried((), frozenset(range(len(tasks))), 0.0)]
     best = kept[0]
@@ -209,7 +239,8 @@ def _score(result: Any) -> float:
 
 
 def _grid(count: int) -> Iterator[tuple[float, ...]]:
-    """Chances in steps of a quarter (of a half where there are many actions), those of one action alone left out."""
+    """Chances in steps of a quarter (of a half where there are many actions), those of one action
+    alone left out."""
     parts = 4 if count <= 4 else 2
     for cuts in itertools.combinations(range(parts + count - 1), count - 1):
         edges = (-1, *cuts, parts + count - 1)

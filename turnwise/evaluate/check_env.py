@@ -1,4 +1,5 @@
-"""check_env: plays an environment in every way a rollout might and reports what breaks the contract."""
+"""check_env: plays an environment in every way a rollout might and reports what breaks the
+contract."""
 
 import json
 import os
@@ -17,9 +18,11 @@ from turnwise.config.schema import EnvConfig, RolloutConfig
 from turnwise.envs.actions import write_reply
 from turnwise.envs.adapters import as_env
 from turnwise.envs.base import Env, EnvError, EnvTimeoutError, Hint, hint_of
+from turnwise.envs.gate import raised_at
 from turnwise.envs.registry import find_env, make_env
 from turnwise.envs.text_turns import TextTurns
-from turnwise.procs.channel import receive_frame, send_frame, start_beside
+from turnwise.procs.channel import receive_frame, send_frame, start_beside, stop
+from turnwise.procs.progress import Progress
 from turnwise.procs.threads import DaemonThreads
 from turnwise.seeding import derive_seed
 from turnwise.types import Json, Message, Observation, StepResult, Task
@@ -75,7 +78,9 @@ class EnvReport:
         noise = "noisy" if self.noisy else "no noise"
         verdict = "ok" if self.ok else "NOT ok"
         lines = [f"{self.name}: {verdict} ({self.seeds} seeds, {self.episodes} episodes, {noise})"]
-        lines += [f"  {finding.severity}: {finding.check}: {finding.message}" for finding in self.findings]
+        lines += [
+            f"  {finding.severity}: {finding.check}: {finding.message}" for finding in self.findings
+        ]
         return "\n".join(lines)
 
 
@@ -89,10 +94,11 @@ def check_env(
 ) -> EnvReport:
     """The report on an environment: a registered name, module:Class, a class, or an object.
 
-    Checked are determinism under the seed, that noise leaves the initial state alone, that splits differ, texts,
-    rewards, ends and infos, that garbage is survived, that a step after the end is refused, and that reset and close
-    can be repeated. `player` writes the replies; by default they are random legal ones. A call that takes longer than
-    `limits` allow (rollout.reset_timeout, rollout.step_timeout) is an error, and the check ends there.
+    Checked are determinism under the seed, that noise leaves the initial state alone, that splits
+    differ, texts, rewards, ends and infos, that garbage is survived, that a step after the end is
+    refused, and that reset and close can be repeated. `player` writes the replies; by default they
+    are random legal ones. A call that takes longer than `limits` allow (rollout.reset_timeout,
+    rollout.step_timeout) is an error, and the check ends there.
     """
     config = config if config is not None else EnvConfig()
     if isinstance(env_or_name, str):
@@ -106,7 +112,11 @@ def check_env(
         name = kind.__name__
 
         def fresh() -> Env:
-            return as_env(env_or_name() if isinstance(env_or_name, type) else env_or_name, config=config, name=name)
+            return as_env(
+                env_or_name() if isinstance(env_or_name, type) else env_or_name,
+                config=config,
+                name=name,
+            )
 
     shared = not isinstance(env_or_name, str | type)
     threads = DaemonThreads(1, "turnwise-check")
@@ -114,7 +124,9 @@ def check_env(
     try:
         return _Checker(
             name,
-            lambda: LimitedEnv(fresh(), limited, threads),
+            lambda: LimitedEnv(
+                call_in_time(threads, "making it", fresh, limited.reset_timeout), limited, threads
+            ),
             seeds=seeds,
             player=player or random_player,
             shared=shared,
@@ -124,7 +136,8 @@ def check_env(
 
 
 class LimitedEnv:
-    """An environment whose calls end in time: in a thread of their own, which is left behind where one does not."""
+    """An environment whose calls end in time: in a thread of their own, which is left behind where
+    one does not."""
 
     def __init__(self, env: Env, limits: RolloutConfig, threads: DaemonThreads) -> None:
         self.inner = env
@@ -135,39 +148,67 @@ class LimitedEnv:
         return self.inner.max_turns
 
     def make_task(self, seed: int, split: str) -> Task:
-        return self._call("make_task", lambda: self.inner.make_task(seed, split), self._limits.reset_timeout)
+        return self._call(
+            "make_task", lambda: self.inner.make_task(seed, split), self._limits.reset_timeout
+        )
 
     def reset(self, task: Task, noise_seed: int = 0) -> Observation:
-        return self._call("reset", lambda: self.inner.reset(task, noise_seed), self._limits.reset_timeout)
+        return self._call(
+            "reset", lambda: self.inner.reset(task, noise_seed), self._limits.reset_timeout
+        )
 
     def step(self, message: Message) -> StepResult:
-        return self._call("step", lambda: self.inner.step(message), self._limits.step_timeout)
+        return self._call(
+            "step", lambda: self.inner.step(message), self._limits.step_timeout, "step_timeout"
+        )
 
     def finish(self) -> StepResult:
-        return self._call("finish", self.inner.finish, self._limits.step_timeout)
+        return self._call("finish", self.inner.finish, self._limits.step_timeout, "step_timeout")
 
     def hint(self, what: Hint, seed: int) -> Json:
-        return self._call("hint", lambda: hint_of(self.inner, what, seed), self._limits.step_timeout)
+        return self._call(
+            "hint",
+            lambda: hint_of(self.inner, what, seed),
+            self._limits.step_timeout,
+            "step_timeout",
+        )
 
     def close(self) -> None:
-        self._call("close", self.inner.close, self._limits.step_timeout)
+        self._call("close", self.inner.close, self._limits.step_timeout, "step_timeout")
 
-    def _call(self, what: str, function: Callable[[], T], limit: float) -> T:
-        job = self._threads.submit(function)
+    def _call(
+        self, what: str, function: Callable[[], T], limit: float, key: str = "reset_timeout"
+    ) -> T:
         try:
-            return job.result(limit)
-        except FutureTimeout:
-            if job.done():
-                raise
-            self._threads.replace(job)
-            raise EnvTimeoutError(f"{what} took longer than {limit:g} s") from None
+            return call_in_time(self._threads, what, function, limit)
+        except EnvTimeoutError as error:
+            raise EnvTimeoutError(f"{error}; where it needs longer, raise rollout.{key}") from None
+
+
+def call_in_time(threads: DaemonThreads, what: str, function: Callable[[], T], limit: float) -> T:
+    """What the function returns.
+
+    Raises:
+        EnvTimeoutError: it took longer than `limit` seconds; its thread is left behind.
+    """
+    job = threads.submit(function)
+    try:
+        return job.result(limit)
+    except FutureTimeout:
+        if job.done():  # the function's own
+            raise
+        threads.replace(job)
+        raise EnvTimeoutError(f"{what} took longer than {limit:g} s") from None
 
 
 def random_player(env: Env, rng: Random) -> str:
-    """A random reply: well-formed with legal actions where the environment knows any, a few words otherwise."""
+    """A random reply: well-formed with legal actions where the environment knows any, a few words
+    otherwise."""
     if (reply := hint_of(env, "random", rng.getrandbits(32))) is not None:
         return reply
-    return " ".join(rng.choice(("yes", "no", "maybe", "42", "blue")) for _ in range(rng.randint(1, 4)))
+    return " ".join(
+        rng.choice(("yes", "no", "maybe", "42", "blue")) for _ in range(rng.randint(1, 4))
+    )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -180,16 +221,21 @@ class _Played:
 
 
 class _Checker:
-    def __init__(self, name: str, fresh: Callable[[], Env], *, seeds: int, player: Replies, shared: bool) -> None:
+    def __init__(
+        self, name: str, fresh: Callable[[], Env], *, seeds: int, player: Replies, shared: bool
+    ) -> None:
         self._name, self._fresh, self._seeds, self._player = name, fresh, seeds, player
-        self._shared = shared  # `fresh` gives the same object again, so it is closed once, at the end
+        self._shared = (
+            shared  # `fresh` gives the same object again, so it is closed once, at the end
+        )
         self._findings: dict[tuple[str, str], Finding] = {}
         self._episodes = 0
         self._noisy = False
+        self._progress = Progress(f"checking {name}, seed", total=seeds)
 
     def run(self) -> EnvReport:
         env: Env | None = None
-        with self._watch_global_random():
+        with self._watch_global_random(), self._progress:
             try:
                 env = self._fresh()
                 self._check_seeds(env)
@@ -200,7 +246,7 @@ class _Checker:
             except EnvError as error:
                 self._error("contract", str(error))
             except Exception as error:
-                self._error("raises", f"{type(error).__name__}: {error}")
+                self._error("raises", raised_at(error))
             if env is not None:
                 self._check_close(env)
         return EnvReport(
@@ -213,32 +259,56 @@ class _Checker:
 
     def _check_seeds(self, env: Env) -> None:
         openings: dict[str, set[str]] = {"train": set(), "val": set()}
+        first: _Played | None = None
         for seed in range(self._seeds):
+            self._progress.advance()
             for split, seen in openings.items():
                 played = self._play(env, seed, split, noise_seed=1)
                 seen.add(_text(played.opening.messages) + (played.opening.state_key or ""))
                 if split == "train":
                     self._check_repeat(seed, played)
-        if self._seeds > 3 and len(openings["train"]) == 1:
-            self._warn("seed", f"all of {self._seeds} seeds open alike; does reset use its seed?")
+                    first = first or played
+        if self._seeds > 3 and len(openings["train"]) == 1 and first is not None:
+            if any(self._hides_something(env, seed, first) for seed in range(1, self._seeds)):
+                return  # the seeds differ in what the opening does not show
+            self._warn(
+                "seed", f"all of {self._seeds} seeds open and go alike; does reset use its seed?"
+            )
         shared = openings["train"] & openings["val"]
         if shared:
-            message = f"{len(shared)} openings appear in train and val; let reset take `split` and keep them apart"
+            message = (
+                f"{len(shared)} openings appear in train and val; let reset (or make_row) take "
+                "`split`, and keep them apart"
+            )
             self._warn("splits", message)
 
+    def _hides_something(self, env: Env, seed: int, first: _Played) -> bool:
+        """Whether the replies of the first seed lead elsewhere under this one."""
+        again = self._replay(env, seed, first.replies, noise_seed=1)
+        return _facts(again) != _facts(first)
+
     def _check_repeat(self, seed: int, played: _Played) -> None:
-        """Plays the same replies again in another object: alike under the same noise, begun alike under other noise."""
+        """Plays the same replies again in another object: alike under the same noise, begun alike
+        under other noise."""
         other = self._fresh()
         task = other.make_task(seed, "train")
-        other.reset(task, noise_seed=7)  # leaves an episode behind that the next reset must clear away
+        other.reset(
+            task, noise_seed=7
+        )  # leaves an episode behind that the next reset must clear away
         again = self._replay(other, seed, played.replies, noise_seed=1)
         if _facts(again) != _facts(played):
-            self._error("determinism", f"seed {seed}: the same seed and replies led to {_difference(played, again)}")
+            self._error(
+                "determinism",
+                f"seed {seed}: the same seed and replies led to {_difference(played, again)}",
+            )
         noisy = self._replay(other, seed, played.replies, noise_seed=2)
         if not self._shared:
             other.close()
         if noisy.opening.messages != played.opening.messages:
-            self._error("noise", f"seed {seed}: noise_seed changes the initial state, which a group must share")
+            self._error(
+                "noise",
+                f"seed {seed}: noise_seed changes the initial state, which a group must share",
+            )
         elif _facts(noisy) != _facts(played):
             self._noisy = True
 
@@ -249,11 +319,13 @@ class _Checker:
             for reply in (text, write_reply([text], config)):
                 env.reset(env.make_task(0, "train"), noise_seed=1)
                 try:
-                    self._check_result(env.step(Message(role="assistant", content=reply)), f"reply {reply[:20]!r}")
+                    self._check_result(
+                        env.step(Message(role="assistant", content=reply)), f"reply {reply[:20]!r}"
+                    )
                 except EnvTimeoutError:
                     raise
                 except Exception as error:
-                    self._error("garbage", f"reply {reply[:40]!r} raised {type(error).__name__}: {error}")
+                    self._error("garbage", f"reply {reply[:40]!r} raised {raised_at(error)}")
 
     def _check_close(self, env: Env) -> None:
         try:
@@ -298,24 +370,35 @@ class _Checker:
         if not result.done and not any(message.content.strip() for message in result.messages):
             self._error("text", f"{where}: the observation is empty and the episode goes on")
         if result.terminated and result.truncated:
-            self._error("end", f"{where}: terminated and truncated at once; an end is one or the other")
+            self._error(
+                "end", f"{where}: terminated and truncated at once; an end is one or the other"
+            )
         if result.reward != result.reward or abs(result.reward) == float("inf"):
             self._error("reward", f"{where}: the reward is {result.reward}")
         if result.reward_parts and abs(sum(result.reward_parts.values()) - result.reward) > 1e-6:
-            self._error("reward", f"{where}: the parts {dict(result.reward_parts)} do not add up to {result.reward}")
+            self._error(
+                "reward",
+                f"{where}: the parts {dict(result.reward_parts)} do not add up to {result.reward}",
+            )
         self._check_json(result.info, where)
 
     def _check_end(self, env: Env, results: list[StepResult]) -> None:
         if not results[-1].done:
             if env.max_turns is None:
-                self._warn("end", f"random play did not end within {len(results)} turns, and there is no max_turns")
+                self._warn(
+                    "end",
+                    f"random play did not end within {len(results)} turns, and there is no "
+                    "max_turns",
+                )
             return
         try:
             env.step(Message(role="assistant", content="again"))
         except EnvError:
             return
         except Exception as error:
-            self._error("step after done", f"raised {type(error).__name__} where EnvError belongs: {error}")
+            self._error(
+                "step after done", f"raised {type(error).__name__} where EnvError belongs: {error}"
+            )
             return
         self._error("step after done", "a step after the end was answered; it must raise EnvError")
 
@@ -331,9 +414,15 @@ class _Checker:
         python, numpy = random.getstate(), _numpy_state()
         yield
         if random.getstate() != python:
-            self._warn("global random", "draws from Python's global random generator; use random.Random(seed)")
+            self._warn(
+                "global random",
+                "draws from Python's global random generator; use random.Random(seed)",
+            )
         if _numpy_state() != numpy:
-            self._warn("global random", "draws from numpy's global generator; use numpy.random.default_rng(seed)")
+            self._warn(
+                "global random",
+                "draws from numpy's global generator; use numpy.random.default_rng(seed)",
+            )
 
     def _error(self, check: str, message: str) -> None:
         self._add(Finding(check=check, severity="error", message=message))
@@ -357,7 +446,14 @@ def _text(messages: tuple[Message, ...]) -> str:
 
 def _facts(played: _Played) -> tuple[object, ...]:
     steps = [
-        (_text(r.messages), r.reward, r.terminated, r.truncated, r.state_key, json.dumps(dict(r.info), default=repr))
+        (
+            _text(r.messages),
+            r.reward,
+            r.terminated,
+            r.truncated,
+            r.state_key,
+            json.dumps(dict(r.info), default=repr),
+        )
         for r in played.results
     ]
     return (played.opening.messages, played.opening.state_key, *steps)
@@ -375,19 +471,27 @@ def _difference(first: _Played, second: _Played) -> str:
 
 
 def check_beside(name: str, *, seeds: int, config: EnvConfig, limits: RolloutConfig) -> EnvReport:
-    """`check_env` in a process of its own: an environment that ends its process is a finding like any other.
+    """`check_env` in a process of its own: an environment that ends its process is a finding like
+    any other.
 
     Raises:
         ValueError: the environment cannot be made at all.
     """
     process, sock = start_beside("turnwise.evaluate.check_env")
     settings = {"config": config.model_dump(mode="json"), "limits": limits.model_dump(mode="json")}
-    send_frame(sock, json.dumps({"name": name, "seeds": seeds, **settings}).encode())
-    answer = receive_frame(sock)
-    sock.close()
-    code = process.wait()
+    try:
+        send_frame(sock, json.dumps({"name": name, "seeds": seeds, **settings}).encode())
+        answer = receive_frame(sock)
+        sock.close()
+        code = process.wait()
+    finally:
+        stop(process)
     if answer is None:
-        found = Finding(check="process", severity="error", message=f"the environment ended its process (exit {code})")
+        found = Finding(
+            check="process",
+            severity="error",
+            message=f"the environment ended its process (exit {code})",
+        )
         return EnvReport(name=name, seeds=seeds, episodes=0, noisy=False, findings=(found,))
     data = json.loads(answer)
     if "refused" in data:

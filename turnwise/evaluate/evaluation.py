@@ -1,7 +1,7 @@
-"""Evaluation: how good a player is on held-out tasks, how sure that is, and whether another one is better."""
+"""Evaluation of a player on held-out tasks, with confidence intervals and paired comparisons."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -27,7 +27,7 @@ from turnwise.types import Episode, Json
 
 
 class EvaluationError(RuntimeError):
-    """Nothing could be evaluated; the message has the first error."""
+    """No episode could be evaluated; the message has the first error."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,7 +41,7 @@ class PolicyPlayer:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Outcome:
-    """How one task went."""
+    """The outcome of one task."""
 
     task_id: str
     index: int
@@ -60,10 +60,12 @@ class EvalResult:
         >>> from turnwise.types import Task, Status
         >>> def episode(n, won):
         ...     from turnwise.types import Turn, Completion
-        ...     turn = Turn(prompt_ids=(), completion=Completion(ids=(), logprobs=(), finish_reason="stop"), text="",
+        ...     said = Completion(ids=(), logprobs=(), finish_reason="stop")
+        ...     turn = Turn(prompt_ids=(), completion=said, text="",
         ...                 restart=True, reward=float(won), info={"success": won})
-        ...     return Episode(id=str(n), task=Task(id=str(n), seed=n), group_id=n, index=0, tag="", seed=0,
-        ...                    noise_seed=0, prompt=(), turns=(turn,), status=Status.COMPLETED)
+        ...     return Episode(id=str(n), task=Task(id=str(n), seed=n), group_id=n, index=0, tag="",
+        ...                    seed=0, noise_seed=0, prompt=(), turns=(turn,),
+        ...                    status=Status.COMPLETED)
         >>> result = EvalResult.of("mine", [episode(n, n < 8) for n in range(10)])
         >>> print(result.success)
         0.800 [0.490, 0.943]
@@ -71,7 +73,8 @@ class EvalResult:
 
     player: str
     success: Interval | None
-    """Share of successes with Wilson's 95 % interval; None where the environment says nothing of success."""
+    """Share of successes with Wilson's 95 % interval; None where the environment says nothing of
+    success."""
     reward: Interval
     """Mean reward per episode with Student's 95 % interval."""
     outcomes: tuple[Outcome, ...]
@@ -87,12 +90,15 @@ class EvalResult:
         """
         played = [episode for episode in episodes if not episode.status.failed]
         if not played:
-            first = next((f"{one.status.value}: {one.error}" for one in episodes if one.error), "there was none")
+            first = next(
+                (f"{one.status.value}: {one.error}" for one in episodes if one.error),
+                "there was none",
+            )
             raise EvaluationError(
-                f"not one of {len(episodes)} episodes of {player} could be played; first error: {first}"
+                f"not one of {len(episodes)} episodes of {player} could be played; first error: "
+                f"{first}"
             )
         judged = successes(played)
-        wins = [success for success in judged if success is not None]
         outcomes = tuple(
             Outcome(
                 task_id=episode.task.id,
@@ -105,14 +111,22 @@ class EvalResult:
             )
             for episode, success in zip(played, judged, strict=True)
         )
+        shares = _by_task((outcome.task_id, outcome.success) for outcome in outcomes).values()
+        rewards = _by_task((outcome.task_id, outcome.reward) for outcome in outcomes).values()
         return cls(
             player=player,
-            success=wilson(sum(wins), len(wins)) if wins else None,
-            reward=mean_interval([episode.reward for episode in played]),
+            success=wilson(math.fsum(shares), len(shares)) if shares else None,
+            reward=mean_interval(list(rewards)),
             outcomes=outcomes,
             failures=len(episodes) - len(played),
             episodes=tuple(episodes),
         )
+
+    @property
+    def tasks(self) -> int:
+        """Different tasks among the episodes. Fewer than episodes where the held-out set is small:
+        intervals count each task once."""
+        return len({outcome.task_id for outcome in self.outcomes})
 
     def metrics(self) -> dict[str, float]:
         """The numbers as eval/... metrics (docs/metrics.md)."""
@@ -129,11 +143,24 @@ class EvalResult:
             found["eval/success_high"] = self.success.high
         return found
 
-    def event(self, step: int, label: Literal["before", "during", "after", "baseline"]) -> Evaluated:
-        """The result as it is told to consoles and trackers."""
-        success = None if self.success is None else (self.success.low, self.success.estimate, self.success.high)
+    def event(
+        self, step: int, label: Literal["before", "during", "after", "baseline"]
+    ) -> Evaluated:
+        """The result as an event for consoles and trackers."""
+        success = (
+            None
+            if self.success is None
+            else (self.success.low, self.success.estimate, self.success.high)
+        )
         reward = (self.reward.low, self.reward.estimate, self.reward.high)
-        return Evaluated(step=step, label=label, episodes=len(self.outcomes), success=success, reward=reward)
+        return Evaluated(
+            step=step,
+            label=label,
+            episodes=len(self.outcomes),
+            success=success,
+            reward=reward,
+            tasks=self.tasks,
+        )
 
     def to_json(self) -> dict[str, Json]:
         """Everything but the episodes."""
@@ -169,11 +196,11 @@ class Comparison:
     success: Interval | None = None
     success_p: float | None = None
     only_a: int = 0
-    """Tasks that only A solved."""
+    """Tasks that only A solved, or that it solved more often."""
     only_b: int = 0
     more: int | None = 0
-    """Further tasks that would settle it with probability 0.8 if the difference is what was seen. 0: it is settled.
-    None: no difference was seen."""
+    """Further tasks needed for a significant result with probability 0.8, assuming the observed
+    difference. 0: it is significant. None: no difference was observed."""
 
     @property
     def p(self) -> float:
@@ -184,10 +211,13 @@ class Comparison:
 
         Example:
             >>> zero = Interval(estimate=0.0, low=-0.1, high=0.1)
-            >>> Comparison(a="new", b="old", tasks=50, reward=zero, reward_p=1.0, more=None).verdict()
+            >>> same = Comparison(a="new", b="old", tasks=50, reward=zero, reward_p=1.0, more=None)
+            >>> same.verdict()
             'new and old did equally well on 50 tasks (difference in reward 0.000 [-0.100, 0.100], p = 1)'
-        """
-        what, interval = ("success", self.success) if self.success is not None else ("reward", self.reward)
+        """  # noqa: E501
+        what, interval = (
+            ("success", self.success) if self.success is not None else ("reward", self.reward)
+        )
         facts = f"difference in {what} {interval}, p = {self.p:.2g}"
         if self.more is None:
             return f"{self.a} and {self.b} did equally well on {self.tasks} tasks ({facts})"
@@ -195,7 +225,8 @@ class Comparison:
         if self.more == 0:
             return f"{better} is better than {worse} on {self.tasks} tasks ({facts})"
         return (
-            f"{better} did better than {worse} on {self.tasks} tasks, but that may be chance ({facts}); about "
+            f"{better} did better than {worse} on {self.tasks} tasks, but that may be chance "
+            f"({facts}); about "
             f"{self.more} more tasks would settle it"
         )
 
@@ -210,19 +241,24 @@ def evaluate(
     factories: Mapping[str, EnvFactory] | None = None,
     on_episode: Callable[[Episode], None] | None = None,
 ) -> EvalResult:
-    """How the player does on held-out tasks. The same config and count are the same tasks, whoever plays.
+    """Evaluates the player on held-out tasks. The same config and count give the same tasks for
+    every player.
 
     Args:
         episodes: how many tasks, each played once. None: config.eval.episodes.
         factories: environments given as objects, by tag.
-        on_episode: hears of every episode when it is over.
+        on_episode: called with every finished episode.
 
     Raises:
         EvaluationError: every episode failed.
     """
-    config = with_episodes(config, config.eval.episodes if episodes is None else episodes, split=split)
+    config = with_episodes(
+        config, config.eval.episodes if episodes is None else episodes, split=split
+    )
     if isinstance(player, PolicyPlayer):
-        proxy = AgentProxy(config, player.generator, player.tokenizer, split=split, factories=factories)
+        proxy = AgentProxy(
+            config, player.generator, player.tokenizer, split=split, factories=factories
+        )
     else:
         proxy = player_proxy(config, player, split=split, factories=factories)
     try:
@@ -231,46 +267,60 @@ def evaluate(
         proxy.close()
 
 
+def _by_task(values: Iterable[tuple[str, float | bool | None]]) -> dict[str, float]:
+    """Task -> the mean of its known values, in the order in which tasks first occur."""
+    found: dict[str, list[float]] = {}
+    for task, value in values:
+        if value is not None:
+            found.setdefault(task, []).append(float(value))
+    return {task: math.fsum(known) / len(known) for task, known in found.items()}
+
+
 def compare(a: EvalResult, b: EvalResult, *, alpha: float = 0.05) -> Comparison:
-    """The paired comparison over the tasks that both played: McNemar's exact test for success, sign flips for reward.
+    """The paired comparison over the tasks that both played: McNemar's exact test for success, sign
+    flips for reward, and for success where a task was played more than once. A task counts once.
 
     Raises:
         ValueError: they share no task, so there is nothing to pair.
     """
-    others = {(outcome.task_id, outcome.index): outcome for outcome in b.outcomes}
-    pairs = [(one, others[key]) for one in a.outcomes if (key := (one.task_id, one.index)) in others]
-    if not pairs:
+    differences = _differences(
+        *(_by_task((one.task_id, one.reward) for one in result.outcomes) for result in (a, b))
+    )
+    if not differences:
         raise ValueError(
-            f"{a.player} and {b.player} share no task; evaluate both with the same environment, seed and split"
+            f"{a.player} and {b.player} share no task; evaluate both with the same environment, "
+            "seed and split"
         )
-    differences = [one.reward - other.reward for one, other in pairs]
     reward, reward_p = paired_bootstrap(differences), sign_flip_test(differences)
-    known = [(one.success, other.success) for one, other in pairs if None not in (one.success, other.success)]
-    if not known:
-        needed = pairs_to_settle(differences, alpha=alpha)
-        return Comparison(
-            a=a.player,
-            b=b.player,
-            tasks=len(pairs),
-            reward=reward,
-            reward_p=reward_p,
-            more=_more(reward_p, needed, len(pairs), alpha),
-        )
-    only_a = sum(bool(one) and not other for one, other in known)
-    only_b = sum(bool(other) and not one for one, other in known)
-    p = mcnemar(only_a, only_b)
+    won = _differences(
+        *(_by_task((one.task_id, one.success) for one in result.outcomes) for result in (a, b))
+    )
+    tasks = len(won or differences)
+    needed = pairs_to_settle(won or differences, alpha=alpha)
+    only_a, only_b = sum(value > 0 for value in won), sum(value < 0 for value in won)
+    success, success_p = None, None
+    if set(won) <= {-1.0, 0.0, 1.0} and won:
+        success, success_p = paired_share_interval(only_a, only_b, tasks), mcnemar(only_a, only_b)
+        needed = tasks_to_settle(only_a, only_b, tasks, alpha=alpha)
+    elif won:  # tasks that were played often have shares of successes
+        success, success_p = paired_bootstrap(won), sign_flip_test(won)
     return Comparison(
         a=a.player,
         b=b.player,
-        tasks=len(known),
+        tasks=tasks,
         reward=reward,
         reward_p=reward_p,
-        success=paired_share_interval(only_a, only_b, len(known)),
-        success_p=p,
+        success=success,
+        success_p=success_p,
         only_a=only_a,
         only_b=only_b,
-        more=_more(p, tasks_to_settle(only_a, only_b, len(known), alpha=alpha), len(known), alpha),
+        more=_more(reward_p if success_p is None else success_p, needed, tasks, alpha),
     )
+
+
+def _differences(a: Mapping[str, float], b: Mapping[str, float]) -> list[float]:
+    """A less B for the tasks of both, in A's order."""
+    return [mean - b[task] for task, mean in a.items() if task in b]
 
 
 def _more(p: float, needed: int | None, played: int, alpha: float) -> int | None:

@@ -1,4 +1,5 @@
-"""Players that speak in messages: random, scripted, behind an endpoint. AgentProxy plays them as it plays a policy."""
+"""Players that work with messages instead of tokens: random, scripted, behind an endpoint.
+AgentProxy plays them like a policy."""
 
 import asyncio
 import json
@@ -6,12 +7,13 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from random import Random
-from typing import Protocol
+from typing import Protocol, cast
 
 from turnwise.config.schema import Config
 from turnwise.envs.base import Env, EnvFactory, Hint
 from turnwise.generate.base import Sampling
 from turnwise.generate.openai import ChatClient
+from turnwise.procs.threads import DaemonThreads
 from turnwise.rollout.agents import Agent
 from turnwise.rollout.outputs import EnvInput
 from turnwise.rollout.proxy import AgentProxy
@@ -20,14 +22,14 @@ from turnwise.seeding import derive_seed
 from turnwise.types import Completion, Episode, Json, Message, Turn
 
 NO_TOKENS = Completion(ids=(), logprobs=(), finish_reason="stop")
-"""Of a player that speaks in messages, only the text is known."""
+"""Placeholder ids: of such a player only the text is known."""
 CONCURRENCY = 16
-"""Replies that are asked of one player at once."""
+"""Maximum number of concurrent replies of one player."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Situation:
-    """Where a player has to say something."""
+    """The state in which a player must reply."""
 
     messages: tuple[Message, ...]
     """The conversation so far."""
@@ -38,15 +40,17 @@ class Situation:
     rng: Random
     """The episode's own; the same at every evaluation."""
     hint: Callable[[Hint], Awaitable[Json]]
-    """Asks the environment what might be done now; None where it does not know."""
+    """Asks the environment for an action; None if it has none to offer."""
     last: Turn | None
-    """What came of the last reply."""
+    """The result of the last reply."""
     env: Env | None
-    """The environment itself, where it is in this process: a scripted player may look at what a model cannot see."""
+    """The environment itself, where it is in this process: a scripted player may look at what a
+    model cannot see."""
 
 
 class Player(Protocol):
-    """Says something in a situation. One player plays many episodes at once, so it keeps nothing between calls."""
+    """Replies to a situation. One player plays many episodes at once, so it must keep no state
+    between calls."""
 
     @property
     def name(self) -> str: ...
@@ -70,8 +74,10 @@ class RandomPlayer:
         said = await situation.hint("random")
         if said is None:
             raise PlayerError(
-                f"the random player draws from an environment's legal actions, and {situation.tag!r} names none; give "
-                "it random_action, or choose another player"
+                "the random player draws from an environment's legal actions, and "
+                f"{situation.tag!r} names none; give "
+                "it random_action (of a message environment, random_reply), or choose another "
+                "player"
             )
         return Message(role="assistant", content=said)
 
@@ -89,9 +95,21 @@ class ScriptedPlayer:
 
     name: str
     say: Callable[[Situation], str]
+    _threads: DaemonThreads = field(
+        default_factory=lambda: DaemonThreads(1, "turnwise-script"), init=False, repr=False
+    )
+    """One thread, so that a function that hangs is given up in time and calls never overlap."""
 
     async def reply(self, situation: Situation) -> Message:
-        return Message(role="assistant", content=self.say(situation))
+        job = self._threads.submit(self.say, situation)
+        try:
+            said = cast(object, await asyncio.wrap_future(job))  # it is the user's function
+        except asyncio.CancelledError:
+            self._threads.replace(job)
+            raise
+        if not isinstance(said, str):
+            raise PlayerError(f"{self.name} returned {type(said).__name__}; a reply is a text")
+        return Message(role="assistant", content=said)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,16 +129,19 @@ class _Talk:
     """An episode as its player sees it."""
 
     messages: list[Message]
+    tools: tuple[Mapping[str, Json], ...]
     rng: Random
     said: Message | None = None
+    after: list[list[Message]] = field(default_factory=list[list[Message]])
+    """The conversation after every turn, where the environment decides which one goes on."""
 
 
 @dataclass(slots=True)
 class PlayerSpeaker:
-    """A player as a Speaker: it is shown messages, and says messages.
+    """A player as a Speaker: reads and writes messages.
 
     Args:
-        timeout: seconds for one reply. None: as long as it takes, for a person.
+        timeout: seconds for one reply. None: no limit, for a person.
     """
 
     player: Player
@@ -132,12 +153,24 @@ class PlayerSpeaker:
     def open(self, agent: Agent) -> None:
         assert agent.opening is not None
         rng = Random(derive_seed(agent.plan.seed, "player"))
-        self._talks[agent.plan.env_id] = _Talk(messages=list(agent.opening.messages), rng=rng)
+        self._talks[agent.plan.env_id] = _Talk(
+            messages=list(agent.opening.messages), tools=agent.opening.tools, rng=rng
+        )
 
     async def reply(self, agent: Agent) -> EnvInput:
         talk = self._talks[agent.plan.env_id]
-        if talk.said is not None:
+        if talk.said is not None and agent.call is None:
             talk.messages += _exchange(talk.said, agent.last_messages)
+        elif talk.said is not None and agent.call is not None:
+            talk.after.append([*talk.messages, *_exchange(talk.said, ())])
+            parent = agent.call.parent
+            before = talk.after[-1 if parent is None else parent]
+            talk.messages = [*before, *agent.last_messages]
+        if agent.last_rewritten is not None:
+            talk.messages, talk.tools = (
+                list(agent.last_rewritten.messages),
+                agent.last_rewritten.tools,
+            )
         self._places = self._places or asyncio.Semaphore(self.concurrency)
         async with self._places:
             started = time.perf_counter()
@@ -165,7 +198,7 @@ class PlayerSpeaker:
 
         return Situation(
             messages=tuple(talk.messages),
-            tools=agent.opening.tools if agent.opening is not None else (),
+            tools=talk.tools,
             tag=agent.plan.tag,
             turn=len(agent.turns),
             rng=talk.rng,
@@ -183,13 +216,14 @@ def player_proxy(
     factories: Mapping[str, EnvFactory] | None = None,
     concurrency: int = CONCURRENCY,
 ) -> AgentProxy:
-    """The proxy that plays episodes with this player. To be closed."""
+    """A proxy that plays episodes with this player. The caller must close it."""
     speaker = PlayerSpeaker(player, config.rollout.generate_timeout, concurrency)
     return AgentProxy(config, split=split, factories=factories, speaker=speaker)
 
 
 def with_episodes(config: Config, episodes: int, *, split: str = "val") -> Config:
-    """The config whose rollouts of this split are `episodes` groups of one, dealt evenly among the tags."""
+    """The config whose rollouts of this split are `episodes` groups of one, dealt evenly among the
+    tags."""
     part = "train" if split == "train" else "val"
     groups = config.rollout.train if part == "train" else config.rollout.val
     groups = groups.model_copy(update={"env_groups": episodes, "group_size": 1, "n_groups": ()})
@@ -207,7 +241,8 @@ def play_episodes(
     factories: Mapping[str, EnvFactory] | None = None,
     on_episode: Callable[[Episode], None] | None = None,
 ) -> list[Episode]:
-    """The player's episodes, in the order of their plan: the tasks that a policy would be evaluated on.
+    """The player's episodes, in the order of their plan: the tasks that a policy would be evaluated
+    on.
 
     Raises:
         PlayerError: the player cannot play this environment at all.
@@ -221,7 +256,8 @@ def play_episodes(
 
 
 def reply_text(message: Message) -> str:
-    """What the message says, calls of tools written out: an episode keeps text, and a replay needs nothing else.
+    """What the message says, calls of tools written out: an episode keeps text, and a replay needs
+    nothing else.
 
     Example:
         >>> from turnwise.types import ToolCall
@@ -237,15 +273,21 @@ def reply_text(message: Message) -> str:
             arguments: Json = json.loads(call.arguments)
         except ValueError:
             arguments = call.arguments
-        lines.append(f"<tool_call>\n{json.dumps({'name': call.name, 'arguments': arguments})}\n</tool_call>")
+        lines.append(
+            f"<tool_call>\n{json.dumps({'name': call.name, 'arguments': arguments})}\n</tool_call>"
+        )
     return "\n".join(lines)
 
 
 def _exchange(said: Message, answer: Sequence[Message]) -> list[Message]:
-    """What the player is shown of its own words and the answer. Where it called tools natively, the answers refer to
-    its own calls: the environment read the calls from the text and named them itself."""
+    """The player's reply and the environment's answer, as shown to the player. Where it called
+    tools natively, the answers refer to its own calls: the environment read the calls from the text
+    and named them itself."""
     if not said.tool_calls:
         return [Message(role="assistant", content=reply_text(said)), *answer]
     ids = iter(call.id for call in said.tool_calls)
-    named = [replace(one, tool_call_id=next(ids, one.tool_call_id)) if one.role == "tool" else one for one in answer]
+    named = [
+        replace(one, tool_call_id=next(ids, one.tool_call_id)) if one.role == "tool" else one
+        for one in answer
+    ]
     return [said, *named]

@@ -1,4 +1,4 @@
-"""A stored episode again: the same observations and rewards from task, noise seed and recorded replies, or the first
+"""Replays a stored episode from task, noise seed and recorded replies, and reports the first
 difference."""
 
 from collections.abc import Generator
@@ -8,7 +8,7 @@ from pathlib import Path
 from turnwise.config.schema import Config, EnvConfig
 from turnwise.envs.base import EnvFactory
 from turnwise.generate.base import GeneratorError
-from turnwise.log.store import read_lines
+from turnwise.log.store import read_episode, read_lines
 from turnwise.rollout.agents import Agent
 from turnwise.rollout.outputs import EnvInput
 from turnwise.rollout.plan import EpisodePlan, env_configs, turn_limit
@@ -21,7 +21,8 @@ class Difference:
     """Where a replay first left the record.
 
     Example:
-        >>> print(Difference(episode_id="e", where="turn 2", what="reward", recorded=1.0, replayed=0.0))
+        >>> print(Difference(episode_id="e", where="turn 2", what="reward", recorded=1.0,
+        ...     replayed=0.0))
         e, turn 2: reward was 1.0, is now 0.0
     """
 
@@ -32,11 +33,14 @@ class Difference:
     replayed: object
 
     def __str__(self) -> str:
-        return f"{self.episode_id}, {self.where}: {self.what} was {self.recorded!r}, is now {self.replayed!r}"
+        return (
+            f"{self.episode_id}, {self.where}: {self.what} was {self.recorded!r}, is now "
+            f"{self.replayed!r}"
+        )
 
 
 class RecordedSpeaker:
-    """Says what was recorded, token for token."""
+    """Replies with the recorded tokens."""
 
     def __init__(self, episode: Episode) -> None:
         self._episode = episode
@@ -65,15 +69,19 @@ class RecordedSpeaker:
         """Nothing to release."""
 
 
-def replay_episode(episode: Episode, config: Config, *, factory: EnvFactory | None = None) -> Difference | None:
-    """None where environment and agent give again what is recorded; the first difference otherwise.
+def replay_episode(
+    episode: Episode, config: Config, *, factory: EnvFactory | None = None
+) -> Difference | None:
+    """None if environment and agent reproduce the record, otherwise the first difference.
 
-    The model is not asked: its recorded replies are played. So are the turns before a failure; the failure is not.
+    The model is not used: its recorded replies are played. The turns before a failure are replayed;
+    the failure is not.
     """
     tags = {**env_configs(config, config.rollout.train), **env_configs(config, config.rollout.val)}
     if factory is None and episode.tag not in tags:
         raise ValueError(
-            f"episode {episode.id} was played in {episode.tag!r}, and the config knows only {', '.join(tags)}; give "
+            f"episode {episode.id} was played in {episode.tag!r}, and the config knows only "
+            f"{', '.join(tags)}; give "
             "the config that it was played with"
         )
     again = _play_again(episode, config, tags.get(episode.tag, config.env), factory)
@@ -81,11 +89,16 @@ def replay_episode(episode: Episode, config: Config, *, factory: EnvFactory | No
     return None if found is None else found.of(episode)
 
 
-def _play_again(episode: Episode, config: Config, env: EnvConfig, factory: EnvFactory | None) -> Episode:
-    """The recorded replies in an environment of their own, with the limits of any rollout and no second try."""
+def _play_again(
+    episode: Episode, config: Config, env: EnvConfig, factory: EnvFactory | None
+) -> Episode:
+    """Plays the recorded replies in a new environment, with the usual time limits and without
+    retries."""
     groups = config.rollout.train.model_copy(update={"tags": (episode.tag,), "n_groups": ()})
     rollout = config.rollout.model_copy(update={"train": groups, "retries": 0})
-    config = config.model_copy(update={"rollout": rollout, "envs": {**config.envs, episode.tag: env}})
+    config = config.model_copy(
+        update={"rollout": rollout, "envs": {**config.envs, episode.tag: env}}
+    )
     factories = None if factory is None else {episode.tag: factory}
     proxy = AgentProxy(config, factories=factories, speaker=RecordedSpeaker(episode))
     try:
@@ -112,8 +125,15 @@ def _differences(recorded: Episode, again: Episode) -> Generator["_Found"]:
     for index, turn in enumerate(recorded.turns):
         if len(again.turns) <= index:
             if again.status.failed:
-                yield _Found(f"turn {index}", "the environment", "answering", f"failing ({again.error})")
-            yield _Found(f"turn {index}", "the episode", "going on", f"over ({again.error or again.status.value})")
+                yield _Found(
+                    f"turn {index}", "the environment", "answering", f"failing ({again.error})"
+                )
+            yield _Found(
+                f"turn {index}",
+                "the episode",
+                "going on",
+                f"over ({again.error or again.status.value})",
+            )
             return
         yield from _compare(index, turn, again.turns[index])
     ran_out = again.status is Status.GENERATOR_ERROR and len(again.turns) == len(recorded.turns)
@@ -156,4 +176,4 @@ def read_episodes(path: Path) -> list[Episode]:
     """The episodes of a JSONL file. A torn last line is left out."""
     if not path.is_file():
         raise FileNotFoundError(f"there is no file {path}")
-    return [Episode.from_json(row) for row in read_lines(path)]
+    return read_lines(path, read_episode)

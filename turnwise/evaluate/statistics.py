@@ -1,7 +1,9 @@
-"""Statistics of evaluations: how sure one success rate is, whether two policies differ, and how much would settle it.
+# pyright: reportUnknownArgumentType=false, reportUnknownVariableType=false
+"""Statistics of evaluations: how sure one success rate is, whether two policies differ, and how
+much would settle it.
 
-Two policies are compared on the same tasks, so every test here is paired: what counts is where they differ. Standard
-library and numpy only.
+Two policies are compared on the same tasks, so every test here is paired: what counts is where they
+differ. Standard library and numpy only.
 """
 
 import math
@@ -33,26 +35,34 @@ class Interval:
         return f"{self.estimate:.3f} [{self.low:.3f}, {self.high:.3f}]"
 
 
-def wilson(successes: int, total: int, *, level: float = 0.95) -> Interval:
+def wilson(successes: float, total: int, *, level: float = 0.95) -> Interval:
     """Wilson's score interval of a share (Wilson 1927).
 
-    Stays within [0, 1] and keeps its coverage near 0 and 1, where estimate +- z * error collapses to a point.
+    Stays within [0, 1] and keeps its coverage near 0 and 1, where estimate +- z * error collapses
+    to a point. Where a task was played several times, its share of successes counts as a part of
+    one.
 
     Example:
         >>> print(wilson(0, 10))
         0.000 [0.000, 0.278]
     """
     if not 0 <= successes <= total or total == 0:
-        raise ValueError(f"a share needs 0 <= successes <= total and total > 0, got {successes} of {total}")
+        raise ValueError(
+            f"a share needs 0 <= successes <= total and total > 0, got {successes} of {total}"
+        )
     share, z2 = successes / total, _z(level) ** 2
     middle = (share + z2 / (2 * total)) / (1 + z2 / total)
     half = math.sqrt(z2 * (share * (1 - share) / total + z2 / (4 * total**2))) / (1 + z2 / total)
-    low, high = 0.0 if successes == 0 else middle - half, 1.0 if successes == total else middle + half
+    low, high = (
+        0.0 if successes == 0 else middle - half,
+        1.0 if successes == total else middle + half,
+    )
     return Interval(estimate=share, low=low, high=high)
 
 
 def mean_interval(values: Sequence[float], *, level: float = 0.95) -> Interval:
-    """Student's t interval of a mean. One value alone says nothing of its spread: the interval is infinite.
+    """Student's t interval of a mean. One value alone says nothing of its spread: the interval is
+    infinite.
 
     Example:
         >>> print(mean_interval([1.0, 2.0, 3.0, 4.0]))
@@ -64,15 +74,17 @@ def mean_interval(values: Sequence[float], *, level: float = 0.95) -> Interval:
     mean = float(data.mean())
     if len(data) == 1:
         return Interval(estimate=mean, low=-math.inf, high=math.inf)
-    half = t_quantile(0.5 + level / 2, len(data) - 1) * float(data.std(ddof=1)) / math.sqrt(len(data))
+    half = (
+        t_quantile(0.5 + level / 2, len(data) - 1) * float(data.std(ddof=1)) / math.sqrt(len(data))
+    )
     return Interval(estimate=mean, low=mean - half, high=mean + half)
 
 
 def mcnemar(only_a: int, only_b: int) -> float:
     """The two-sided p-value of McNemar's exact test.
 
-    Of the tasks that only one of two policies solved, each is as likely to be A's as B's if the policies are equally
-    good. Tasks that both solved, or neither, say nothing about the difference.
+    Of the tasks that only one of two policies solved, each is as likely to be A's as B's if the
+    policies are equally good. Tasks that both solved, or neither, say nothing about the difference.
 
     Example:
         >>> round(mcnemar(6, 16), 4), mcnemar(3, 3)
@@ -83,11 +95,14 @@ def mcnemar(only_a: int, only_b: int) -> float:
     return min(1.0, 2 * tail / 2**total)
 
 
-def sign_flip_test(differences: Sequence[float], *, resamples: int = 20_000, seed: int = 0) -> float:
+def sign_flip_test(
+    differences: Sequence[float], *, resamples: int = 20_000, seed: int = 0
+) -> float:
     """The two-sided p-value that paired differences are symmetric around 0.
 
-    If the policies were equally good, each difference could as well have the other sign. All sign patterns are tried
-    where there are at most 2^14, a random part of them otherwise (the observed one counts as one of those).
+    If the policies were equally good, each difference could as well have the other sign. All sign
+    patterns are tried where there are at most 2^14, a random part of them otherwise (the observed
+    one counts as one of those).
 
     Example:
         >>> sign_flip_test([1.0, 1.0, 1.0])  # two of the eight patterns are as extreme
@@ -96,7 +111,9 @@ def sign_flip_test(differences: Sequence[float], *, resamples: int = 20_000, see
     data = np.asarray([value for value in differences if value != 0.0], dtype=np.float64)
     if len(data) == 0:
         return 1.0
-    observed = abs(data.sum()) - 1e-12 * np.abs(data).sum()  # sums of the same numbers differ in the last bits
+    observed = (
+        abs(data.sum()) - 1e-12 * np.abs(data).sum()
+    )  # sums of the same numbers differ in the last bits
     if len(data) <= 14:
         codes = np.arange(2 ** len(data))[:, None] >> np.arange(len(data))
         return float((np.abs((1 - 2 * (codes & 1)) @ data) >= observed).mean())
@@ -109,18 +126,25 @@ def sign_flip_test(differences: Sequence[float], *, resamples: int = 20_000, see
 
 
 def paired_share_interval(only_a: int, only_b: int, total: int, *, level: float = 0.95) -> Interval:
-    """The difference of two paired shares, A minus B (Agresti and Min 2005: Wald after adding 1/2 to all four cells).
+    """The difference of two paired shares, A minus B (Agresti and Min 2005: Wald after adding 1/2
+    to all four cells).
 
     Example:
         >>> print(paired_share_interval(16, 6, 100))
         0.100 [0.008, 0.188]
     """
     if not 0 <= only_a + only_b <= total or total == 0:
-        raise ValueError(f"only_a + only_b must not exceed total > 0, got {only_a} + {only_b} of {total}")
+        raise ValueError(
+            f"only_a + only_b must not exceed total > 0, got {only_a} + {only_b} of {total}"
+        )
     size, a, b = total + 2, only_a + 0.5, only_b + 0.5
     middle = (a - b) / size
     half = _z(level) * math.sqrt((a + b) - (a - b) ** 2 / size) / size
-    return Interval(estimate=(only_a - only_b) / total, low=max(-1.0, middle - half), high=min(1.0, middle + half))
+    return Interval(
+        estimate=(only_a - only_b) / total,
+        low=max(-1.0, middle - half),
+        high=min(1.0, middle + half),
+    )
 
 
 def paired_bootstrap(
@@ -146,29 +170,38 @@ def paired_bootstrap(
     return Interval(estimate=float(data.mean()), low=float(low), high=float(high))
 
 
-def tasks_to_settle(only_a: int, only_b: int, total: int, *, alpha: float = 0.05, power: float = 0.8) -> int | None:
+def tasks_to_settle(
+    only_a: int, only_b: int, total: int, *, alpha: float = 0.05, power: float = 0.8
+) -> int | None:
     """How many tasks, those played included, would show the observed difference in success.
 
-    That is: if A alone solves the share only_a / total of all tasks and B alone only_b / total, McNemar's test on so
-    many tasks rejects at `alpha` with probability `power` (Miettinen 1968). None: no difference was seen, and no
-    number of tasks would show it.
+    That is: if A alone solves the share only_a / total of all tasks and B alone only_b / total,
+    McNemar's test on so many tasks rejects at `alpha` with probability `power` (Miettinen 1968).
+    None: no difference was seen, and no number of tasks would show it.
 
     Example:
         >>> tasks_to_settle(16, 6, 100), tasks_to_settle(5, 5, 100)
         (171, None)
     """
     if not 0 <= only_a + only_b <= total or total == 0:
-        raise ValueError(f"only_a + only_b must not exceed total > 0, got {only_a} + {only_b} of {total}")
+        raise ValueError(
+            f"only_a + only_b must not exceed total > 0, got {only_a} + {only_b} of {total}"
+        )
     discordant, difference = (only_a + only_b) / total, (only_a - only_b) / total
     if difference == 0:
         return None
     spread = math.sqrt(max(0.0, discordant - difference**2))
-    needed = (_z(1 - alpha) * math.sqrt(discordant) + _NORMAL.inv_cdf(power) * spread) ** 2 / difference**2
+    needed = (
+        _z(1 - alpha) * math.sqrt(discordant) + _NORMAL.inv_cdf(power) * spread
+    ) ** 2 / difference**2
     return math.ceil(needed)
 
 
-def pairs_to_settle(differences: Sequence[float], *, alpha: float = 0.05, power: float = 0.8) -> int | None:
-    """How many paired differences of this mean and spread a two-sided test of their mean needs. None: mean 0.
+def pairs_to_settle(
+    differences: Sequence[float], *, alpha: float = 0.05, power: float = 0.8
+) -> int | None:
+    """How many paired differences of this mean and spread a two-sided test of their mean needs.
+    None: mean 0.
 
     Example:
         >>> pairs_to_settle([0.0, 1.0, -0.5, 0.5] * 10)
@@ -189,7 +222,9 @@ def t_quantile(probability: float, degrees: int) -> float:
         2.2622
     """
     if not 0.0 < probability < 1.0 or degrees < 1:
-        raise ValueError(f"needs 0 < probability < 1 and degrees >= 1, got {probability} and {degrees}")
+        raise ValueError(
+            f"needs 0 < probability < 1 and degrees >= 1, got {probability} and {degrees}"
+        )
     if probability < 0.5:
         return -t_quantile(1 - probability, degrees)
 
@@ -216,12 +251,15 @@ def _bisect(falling: Callable[[float], float], low: float, high: float) -> float
 
 
 def _beta_share(x: float, a: float, b: float) -> float:
-    """The regularised incomplete beta function I_x(a, b), by its continued fraction (Lentz's method)."""
+    """The regularised incomplete beta function I_x(a, b), by its continued fraction (Lentz's
+    method)."""
     if x in (0.0, 1.0):
         return x
     if x > (a + 1) / (a + b + 2):  # where the fraction converges slowly, use the other tail
         return 1 - _beta_share(1 - x, b, a)
-    scale = math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b) + a * math.log(x) + b * math.log1p(-x)
+    scale = (
+        math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b) + a * math.log(x) + b * math.log1p(-x)
+    )
     c, d = 1.0, 1 / (1 - (a + b) * x / (a + 1))
     fraction = d
     for m in range(1, 1000):

@@ -1,4 +1,5 @@
-"""What a person sees of a run: live progress in a terminal, plain lines elsewhere, and a summary at the end."""
+"""Console output of a run: live progress in a terminal, plain lines elsewhere, and a summary at the
+end."""
 
 import itertools
 import math
@@ -15,15 +16,19 @@ from rich.table import Table
 from rich.text import Text
 
 from turnwise.log.events import Evaluated, Event, Notice, RunEnded, RunStarted, StepDone
+from turnwise.log.store import RunReader
 
 EIGHTHS = " \u2581\u2582\u2583\u2584\u2585\u2586\u2587\u2588"
 SECONDS_BETWEEN_LINES = 2.0
+CURVES = ("rollout/success", "rollout/reward")
+"""Shown while a run goes on; the first one is plotted at its end."""
 BAR = 16
 """Characters of the bar that stands for 100 %."""
 
 
 class ConsoleSink:
-    """Shows a run while it goes on. Falls back to a line every few seconds where the output is not a terminal.
+    """Shows a run while it goes on. Falls back to a line every few seconds where the output is not
+    a terminal.
 
     Example:
         >>> import io
@@ -43,6 +48,7 @@ class ConsoleSink:
         self._started = time.monotonic()
         self._last_line = -math.inf
         self._curves: dict[str, list[float]] = {}
+        self._report = False
 
     def handle(self, event: Event) -> None:
         match event:
@@ -52,7 +58,7 @@ class ConsoleSink:
                 self._step(event)
             case Evaluated():
                 self._print(evaluated_line(event))
-                if event.label == "before":  # what it took says nothing about a step
+                if event.label == "before":  # evaluation time is not step time
                     self._started = time.monotonic()
             case Notice(level="info"):
                 self._print(Text(event.message))
@@ -61,24 +67,36 @@ class ConsoleSink:
             case RunEnded():
                 self._stop()
                 self._end(event)
+            case _:
+                pass
 
     def close(self) -> None:
-        """Gives the terminal back. Also called after a failure."""
+        """Stops the live display. Also called after a failure."""
         self._stop()
 
     def _start(self, event: RunStarted) -> None:
         self._total, self._first = event.config.train.steps, event.first_step
         self._done = event.first_step
         self._started = time.monotonic()
+        self._report = event.config.log.report
+        if event.first_step:  # the plot at the end covers all steps
+            reader = RunReader(event.path)
+            for name in CURVES:
+                steps, values = reader.curve(name)
+                kept = [v for s, v in zip(steps, values, strict=True) if s <= event.first_step]
+                if kept:
+                    self._curves[name] = kept
         facts = ", ".join(f"{name} {value}" for name, value in event.facts.items())
         again = f" from step {event.first_step}" if event.first_step else ""
-        self._print(Text(f"{event.path}: {self._total} steps{again}" + (f" ({facts})" if facts else "")))
+        self._print(
+            Text(f"{event.path}: {self._total} steps{again}" + (f" ({facts})" if facts else ""))
+        )
         if self.console.is_terminal:
             self._live = Live(console=self.console, refresh_per_second=4, transient=True)
             self._live.start()
 
     def _step(self, event: StepDone) -> None:
-        for name in ("rollout/success", "rollout/reward"):
+        for name in CURVES:
             if (value := event.metrics.get(name)) is not None and math.isfinite(value):
                 self._curves.setdefault(name, []).append(value)
         done = self._done = event.step
@@ -93,7 +111,9 @@ class ConsoleSink:
 
     def _dashboard(self, line: str, done: int) -> Group:
         bar = ProgressBar(total=self._total, completed=done, width=60)
-        curves = [f"{name.split('/')[1]:>8} {sparkline(values)}" for name, values in self._curves.items()]
+        curves = [
+            f"{name.split('/')[1]:>8} {sparkline(values)}" for name, values in self._curves.items()
+        ]
         return Group(bar, Text(line), *(Text(curve) for curve in curves))
 
     def _end(self, event: RunEnded) -> None:
@@ -104,12 +124,35 @@ class ConsoleSink:
         if name is not None and len(self._curves[name]) > 1:
             unicode = (self.console.encoding or "").lower().startswith("utf")
             rows.append(Text(f"\n{name} by step"))
-            rows.append(Text(text_plot(self._curves[name], first=self._first + 1, unicode=unicode)))
-        word = "interrupted" if event.interrupted else "done" if self._done >= self._total else "stopped"
-        rows.append(Text(f"\n{word} after {duration(event.seconds)}; the run is in {event.path}"))
-        self.console.print(
-            Panel(Group(*rows), title="turnwise", expand=False) if self.console.is_terminal else Group(*rows)
+            first = self._done + 1 - len(self._curves[name])
+            rows.append(Text(text_plot(self._curves[name], first=first, unicode=unicode)))
+        word = (
+            "interrupted"
+            if event.interrupted
+            else "done"
+            if self._done >= self._total
+            else "stopped"
         )
+        rows.append(Text(f"\n{word} after {duration(event.seconds)}; the run is in {event.path}"))
+        rows += [Text(line) for line in self._next_lines(event)]
+        self.console.print(
+            Panel(Group(*rows), title="turnwise", expand=False)
+            if self.console.is_terminal
+            else Group(*rows)
+        )
+
+    def _next_lines(self, event: RunEnded) -> list[str]:
+        """Where the report and the checkpoint are, and what to do next."""
+        lines = [f"report: {event.path / 'report.html'}"] if self._report else []
+        if event.checkpoint is None:
+            return lines
+        lines.append(
+            f"checkpoint: {event.checkpoint} (its model folder loads with from_pretrained)"
+        )
+        if event.interrupted or self._done < self._total:
+            return [*lines, f"next: turnwise train --resume {event.path}"]
+        against = " --against before" if event.before is not None else ""
+        return [*lines, f"next: turnwise eval {event.path}{against}"]
 
     def _print(self, line: str | Text) -> None:
         self.console.print(escape(line) if isinstance(line, str) else line)
@@ -125,7 +168,8 @@ def step_line(event: StepDone, *, total: int, left: float) -> str:
 
     Example:
         >>> step_line(StepDone(step=5, metrics={"rollout/success": 0.25, "rollout/reward": 0.1,
-        ...                                     "time/generated_tokens_per_second": 300.0}), total=50, left=90.0)
+        ...                                     "time/generated_tokens_per_second": 300.0}),
+        ...                                     total=50, left=90.0)
         'step 5/50  success 25.0 %  reward 0.100  300 tokens/s  1 min 30 s left'
     """
     parts = [f"step {event.step}/{total}"]
@@ -143,15 +187,27 @@ def evaluated_line(event: Evaluated) -> str:
     """An evaluation in a line.
 
     Example:
-        >>> evaluated_line(Evaluated(step=0, label="before", episodes=256, success=(0.08, 0.11, 0.15),
-        ...                          reward=(-0.1, 0.0, 0.1)))
+        >>> evaluated_line(Evaluated(step=0, label="before", episodes=256,
+        ...                          success=(0.08, 0.11, 0.15), reward=(-0.1, 0.0, 0.1)))
         'evaluation before training: success 11.0 % [8.0 %, 15.0 %], reward 0.000 [-0.100, 0.100], 256 episodes'
-    """
+    """  # noqa: E501
     whens = {"during": f"at step {event.step}", "baseline": f"of the {event.player}"}
     when = whens.get(event.label, f"{event.label} training")
     success = "" if event.success is None else f"success {_share(event.success)}, "
     low, mean, high = event.reward
-    return f"evaluation {when}: {success}reward {mean:.3f} [{low:.3f}, {high:.3f}], {event.episodes} episodes"
+    return f"evaluation {when}: {success}reward {mean:.3f} [{low:.3f}, {high:.3f}], {played(event)}"
+
+
+def played(event: Evaluated) -> str:
+    """How much was played, in words.
+
+    Example:
+        >>> played(Evaluated(step=0, label="after", episodes=8, tasks=2, success=None,
+        ...                  reward=(0, 0, 0)))
+        '8 episodes of only 2 tasks'
+    """
+    few = event.tasks is not None and event.tasks < event.episodes
+    return f"{event.episodes} episodes" + (f" of only {event.tasks} tasks" if few else "")
 
 
 def sparkline(values: Sequence[float], width: int = 50) -> str:
@@ -169,7 +225,12 @@ def sparkline(values: Sequence[float], width: int = 50) -> str:
 
 
 def text_plot(
-    values: Sequence[float], *, first: int = 0, width: int = 60, height: int = 8, unicode: bool = True
+    values: Sequence[float],
+    *,
+    first: int = 0,
+    width: int = 60,
+    height: int = 8,
+    unicode: bool = True,
 ) -> str:
     """The values as bars over steps, `height` lines high, with the scale on the left.
 
@@ -188,7 +249,9 @@ def text_plot(
     for row in range(height, 0, -1):
         label = f"{high:.3g}" if row == height else f"{low:.3g}" if row == 1 else ""
         cells = [min(max((value - low) / span * height - (row - 1), 0.0), 1.0) for value in points]
-        bars = "".join(EIGHTHS[round(cell * 8)] if unicode else "#" if cell >= 0.5 else " " for cell in cells)
+        bars = "".join(
+            EIGHTHS[round(cell * 8)] if unicode else "#" if cell >= 0.5 else " " for cell in cells
+        )
         lines.append(f"{label:>6} |{bars}")
     steps = f"{first}..{first + len(values) - 1}"
     return "\n".join([*lines, f"{'':>6} +{'-' * len(points)}", f"{'':>8}{steps}"])
@@ -211,7 +274,7 @@ def duration(seconds: float) -> str:
 
 def _held_out(ended: RunEnded) -> Table:
     shown = [event for event in (ended.before, ended.after, *ended.baselines) if event is not None]
-    counts = "/".join(dict.fromkeys(str(event.episodes) for event in shown))
+    counts = "/".join(dict.fromkeys(str(event.tasks or event.episodes) for event in shown))
     title = f"{counts} held-out tasks (95 % intervals)"
     table = Table(title=title, title_justify="left", box=None, pad_edge=False)
     for column in ("", "success", "", "reward"):
@@ -221,7 +284,9 @@ def _held_out(ended: RunEnded) -> Table:
         low, mean, high = event.reward
         table.add_row(
             event.player if event.label == "baseline" else f"{event.label} training",
-            "-" if share is None else f"{share[1]:.1%} [{100 * share[0]:.1f}, {100 * share[2]:.1f}]".replace("%", " %"),
+            "-"
+            if share is None
+            else f"{share[1]:.1%} [{100 * share[0]:.1f}, {100 * share[2]:.1f}]".replace("%", " %"),
             "" if share is None else "#" * round(share[1] * BAR),
             f"{mean:.3f} [{low:.3f}, {high:.3f}]",
         )

@@ -1,7 +1,7 @@
-"""`turnwise doctor RUN`: named diagnoses, each with its evidence and advice, from what the run directory holds.
+"""`turnwise doctor RUN`: named diagnoses with evidence and advice, from the run directory.
 
-A diagnosis is a function from a Chart to a Diagnosis or None. It says what was measured before what to do about it, and
-docs/metrics.md defines everything that it reads.
+A diagnosis is a function from a Chart to a Diagnosis or None. It gives the measured values before
+the advice. docs/metrics.md defines the metrics that it reads.
 """
 
 import math
@@ -10,17 +10,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from turnwise.config.schema import Config
-from turnwise.log.store import LedgerEntry, RunReader, read_lines
+from turnwise.config.schema import GROUP_RELATIVE, Config
+from turnwise.log.store import LedgerEntry, RunReader
 from turnwise.types import Json
-
-GROUP_RELATIVE = ("grpo", "dr_grpo", "dapo", "rloo", "gigpo", "gspo", "cispo")
-"""Algorithms whose advantage is a difference within a group."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Diagnosis:
-    """Something to know about a run."""
+    """A finding about a run."""
 
     name: str
     severity: Literal["problem", "warning", "note"]
@@ -33,7 +30,7 @@ class Diagnosis:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Chart:
-    """What the diagnoses read: the run's numbers, in order of steps."""
+    """The input of diagnoses: the run's metrics in order of steps."""
 
     config: Config
     steps: int
@@ -64,14 +61,16 @@ class Chart:
 
 def read_chart(run: RunReader) -> Chart:
     """The chart of a run directory."""
-    rows = read_lines(run.path / "metrics.jsonl")
+    rows = run.rows("metrics.jsonl")
     not_finite: dict[str, int] = {}
     for row in rows:
         for name in row.get("not_finite", {}):
             not_finite.setdefault(name, row["step"])
     merged = run.metrics()
     names = {name for row in merged for name in row if name != "step"}
-    curves = {name: [value for row in merged if (value := row.get(name)) is not None] for name in names}
+    curves = {
+        name: [value for row in merged if (value := row.get(name)) is not None] for name in names
+    }
     errors: Counter[str] = Counter()
     if sum(curves.get("rollout/failures", [])):
         for step in run.steps():
@@ -80,7 +79,9 @@ def read_chart(run: RunReader) -> Chart:
                     errors[f"{episode.status.value}: {episode.error.splitlines()[0][:200]}"] += 1
     return Chart(
         config=run.config,
-        steps=max((int(row["step"] or 0) for row in merged if "rollout/episodes" in row), default=0),
+        steps=max(
+            (int(row["step"] or 0) for row in merged if "rollout/episodes" in row), default=0
+        ),
         curves=curves,
         not_finite=not_finite,
         ledger=tuple(run.ledger()),
@@ -94,12 +95,15 @@ def diagnose(chart: Chart) -> list[Diagnosis]:
     """All diagnoses that apply, the gravest first.
 
     Example:
-        >>> chart = Chart(config=Config(), steps=100, curves={"rollout/format_valid": [1.0] * 50 + [0.1] * 50})
+        >>> curves = {"rollout/format_valid": [1.0] * 50 + [0.1] * 50}
+        >>> chart = Chart(config=Config(), steps=100, curves=curves)
         >>> [found.name for found in diagnose(chart)]
         ['format_collapse']
     """
     found = [diagnosis for check in CHECKS if (diagnosis := check(chart)) is not None]
-    kinds = dict.fromkeys(str(event["kind"]) for event in chart.events if event["kind"] != "idle_step")
+    kinds = dict.fromkeys(
+        str(event["kind"]) for event in chart.events if event["kind"] != "idle_step"
+    )
     for kind in kinds:  # idle steps are counted above
         found.append(_from_events([event for event in chart.events if event["kind"] == kind]))
     order = ("problem", "warning", "note")
@@ -107,14 +111,24 @@ def diagnose(chart: Chart) -> list[Diagnosis]:
 
 
 def token_fidelity(chart: Chart) -> Diagnosis | None:
-    broken = [entry.step for entry in chart.ledger if entry.broken or entry.sampled_sha256 != entry.trained_sha256]
+    broken = [
+        entry.step
+        for entry in chart.ledger
+        if entry.broken or entry.sampled_sha256 != entry.trained_sha256
+    ]
     if not broken:
         return None
     return Diagnosis(
         name="token_fidelity",
         severity="problem",
-        evidence=f"in {len(broken)} steps (first: {broken[0]}) the tokens trained on are not the tokens sampled",
-        advice="stop: the policy is trained on text it did not say. Please report this with the run's ledger.jsonl",
+        evidence=(
+            f"in {len(broken)} steps (first: {broken[0]}) the tokens trained on are not the tokens "
+            "sampled"
+        ),
+        advice=(
+            "stop: the policy is trained on text it did not say. Please report this with the "
+            "run's ledger.jsonl"
+        ),
     )
 
 
@@ -125,8 +139,13 @@ def not_finite(chart: Chart) -> Diagnosis | None:
     return Diagnosis(
         name="not_finite",
         severity="problem",
-        evidence=f"{len(chart.not_finite)} metrics were not finite; the first was {name} in step {step}",
-        advice="resume from a checkpoint before that step with a lower train.lr, and check the environment's rewards",
+        evidence=(
+            f"{len(chart.not_finite)} metrics were not finite; the first was {name} in step {step}"
+        ),
+        advice=(
+            "resume from a checkpoint before that step with a lower train.lr, and check the "
+            "environment's rewards"
+        ),
     )
 
 
@@ -146,12 +165,16 @@ def zero_variance_groups(chart: Chart) -> Diagnosis | None:
     return Diagnosis(
         name="zero_variance_groups",
         severity="problem" if relative else "warning",
-        evidence=f"in {share:.0%} of the groups every episode got the same reward (mean over the last steps)",
+        evidence=(
+            f"in {share:.0%} of the groups every episode got the same reward (mean over the last "
+            "steps)"
+        ),
         advice=(
             "within such a group nothing is better than anything else"
             + (f", so {chart.config.algo.name} learns nothing from it" if relative else "")
-            + "; use easier tasks or a reward with intermediate parts, raise rollout.train.group_size or "
-            "rollout.temperature, or set algo.filter: dynamic to spend the update on the others"
+            + "; use easier tasks or a reward with intermediate parts, raise "
+            "rollout.train.group_size or rollout.temperature, or set algo.filter: dynamic to spend "
+            "the update on the others"
         ),
     )
 
@@ -164,7 +187,10 @@ def idle_steps(chart: Chart) -> Diagnosis | None:
         name="idle_steps",
         severity="problem" if share > 0.5 else "warning",
         evidence=f"{share:.0%} of the steps changed nothing: no episode had an advantage",
-        advice="every reward was the same; see zero_variance_groups, and look at episodes with `turnwise inspect`",
+        advice=(
+            "every reward was the same; see zero_variance_groups, and look at episodes with "
+            "`turnwise inspect`"
+        ),
     )
 
 
@@ -177,10 +203,63 @@ def template_collapse(chart: Chart) -> Diagnosis | None:
     return Diagnosis(
         name="template_collapse",
         severity="note" if solved else "problem",
-        evidence=f"{top:.0%} of all replies are the same text, over about {states * turns:.0f} different states",
+        evidence=(
+            f"{top:.0%} of all replies are the same text, over about {states * turns:.0f} "
+            "different states"
+        ),
         advice=(
-            "the policy no longer reads the state; go back to an earlier checkpoint, lower train.lr, add algo.kl_coef "
-            "or algo.entropy_coef, and filter groups by variance (algo.filter: variance_top_p, filter_keep: 0.9)"
+            "the policy no longer reads the state; go back to an earlier checkpoint, lower "
+            "train.lr, add algo.kl_coef "
+            "or algo.entropy_coef, and filter groups by variance (algo.filter: variance_top_p, "
+            "filter_keep: 0.9)"
+        ),
+    )
+
+
+def blind_policy(chart: Chart) -> Diagnosis | None:
+    share, states = (
+        chart.last("rollout/observation_information"),
+        chart.last("rollout/distinct_states"),
+    )
+    turns = (chart.last("rollout/turns") or 0.0) * (chart.last("rollout/episodes") or 0.0)
+    if share is None or states is None or share >= 0.05 or chart.steps < 5 or states * turns < 8:
+        return None
+    if (chart.last("rollout/success") or 0.0) > 0.9:
+        return None
+    return Diagnosis(
+        name="blind_policy",
+        severity="problem",
+        evidence=(
+            f"the policy does not depend on the observation: what it sees decides {share:.1%} of "
+            f"the choice between its replies, over about {states * turns:.0f} different states"
+        ),
+        advice=(
+            "check in `turnwise inspect` that the observation is in the context (rollout.window, "
+            "rollout.max_context). A small model learns to read from a warm start with the loss on "
+            "observations (model.embedded.warmstart_observations: true) and many different tasks a "
+            "step (rollout.train.env_groups)"
+        ),
+    )
+
+
+def no_better_than_blind(chart: Chart) -> Diagnosis | None:
+    after: Mapping[str, Json] = chart.summary.get("after") or {}
+    blind = [one for one in chart.summary.get("baselines") or () if "blind" in one["player"]]
+    if not after.get("success") or not blind or not blind[0]["success"]:
+        return None
+    (low, reached, _), (_, unseeing, _) = after["success"], blind[0]["success"]
+    if low > unseeing:
+        return None
+    return Diagnosis(
+        name="no_better_than_blind",
+        severity="problem",
+        evidence=(
+            f"held-out success is {reached:.1%}, and a player that never looks reaches "
+            f"{unseeing:.1%} on the same tasks"
+        ),
+        advice=(
+            "what was learned need not come from the observations; see blind_policy, train longer, "
+            "or make tasks on which no fixed sequence of actions wins"
         ),
     )
 
@@ -200,7 +279,8 @@ def entropy_gone(chart: Chart) -> Diagnosis | None:
         evidence=f"the entropy per token fell from {first:.3g} to {last:.3g} nats"
         + ("" if success is None else f" while success is {success:.0%}"),
         advice=(
-            "the policy has stopped exploring before it solved the tasks; resume from an earlier checkpoint with "
+            "the policy has stopped exploring before it solved the tasks; resume from an earlier "
+            "checkpoint with "
             "algo.entropy_coef: 0.001 to 0.01, a larger algo.clip_high, or a lower train.lr"
         ),
     )
@@ -212,14 +292,20 @@ def length_growth(chart: Chart) -> Diagnosis | None:
     grown = first is not None and last is not None and chart.steps >= 5 and last > 2 * first
     if not grown and cut < 0.2:
         return None
-    sizes = "" if first is None or last is None else f"replies went from {first:.0f} to {last:.0f} tokens; "
+    sizes = (
+        ""
+        if first is None or last is None
+        else f"replies went from {first:.0f} to {last:.0f} tokens; "
+    )
     return Diagnosis(
         name="length_growth",
         severity="problem" if cut > 0.5 else "warning",
         evidence=f"{sizes}{cut:.0%} of them are cut at rollout.max_response_tokens",
         advice=(
-            "a cut reply has no end-of-turn token and mostly no action; raise rollout.max_response_tokens, or make "
-            "length cost something (env.shaping.turn_cost, algo.reduction: episode_mean or token_sum_norm)"
+            "a cut reply has no end-of-turn token and mostly no action; raise "
+            "rollout.max_response_tokens, or make "
+            "length cost something (env.shaping.turn_cost, algo.reduction: episode_mean or "
+            "token_sum_norm)"
         ),
     )
 
@@ -233,10 +319,13 @@ def format_collapse(chart: Chart) -> Diagnosis | None:
     return Diagnosis(
         name="format_collapse",
         severity="problem" if fell else "warning",
-        evidence=f"only {last:.0%} of the replies hold an action" + (f", down from {best:.0%}" if fell else ""),
+        evidence=f"only {last:.0%} of the replies hold an action"
+        + (f", down from {best:.0%}" if fell else ""),
         advice=(
-            "look at the replies (`turnwise inspect`); if the model never knew the form, simplify env.format (think: "
-            "false, style: raw) or warm it up; if it forgot it, lower train.lr or make env.format.format_penalty felt"
+            "look at the replies (`turnwise inspect`); if the model never knew the form, simplify "
+            "env.format (think: "
+            "false, style: raw) or warm it up; if it forgot it, lower train.lr or make "
+            "env.format.format_penalty felt"
         ),
     )
 
@@ -250,22 +339,32 @@ def critic_useless(chart: Chart) -> Diagnosis | None:
         severity="warning" if last > -0.5 else "problem",
         evidence=f"the critic explains {last:.1%} of the variance of the returns",
         advice=(
-            "advantages are then as noisy as the returns themselves; raise train.critic_lr, give it "
-            "train.critic_warmup steps alone, or use a group-relative algorithm that needs none (algo.name: grpo)"
+            "advantages are then as noisy as the returns themselves; raise train.critic_lr, give "
+            "it "
+            "train.critic_warmup steps alone, or use a group-relative algorithm that needs none "
+            "(algo.name: grpo)"
         ),
     )
 
 
 def sampler_mismatch(chart: Chart) -> Diagnosis | None:
-    mean, largest = chart.last("train/gap_mean"), max(chart.curves.get("train/gap_max", []), default=0.0)
+    mean, largest = (
+        chart.last("train/gap_mean"),
+        max(chart.curves.get("train/gap_max", []), default=0.0),
+    )
     if mean is None or mean < 0.01:
         return None
     return Diagnosis(
         name="sampler_mismatch",
         severity="problem" if mean > 0.05 else "warning",
-        evidence=f"sampler and trainer differ by {mean:.3g} per token in log-prob (largest {largest:.3g})",
-        advice="set algo.tis_cap: 2.0, sample and train in the same precision (model.dtype), or keep the sampler's "
-        "weights fresher",
+        evidence=(
+            f"sampler and trainer differ by {mean:.3g} per token in log-prob (largest "
+            f"{largest:.3g})"
+        ),
+        advice=(
+            "set algo.tis_cap: 2.0, sample and train in the same precision (model.dtype), or keep "
+            "the sampler's weights fresher"
+        ),
     )
 
 
@@ -279,8 +378,8 @@ def environment_failures(chart: Chart) -> Diagnosis | None:
     return Diagnosis(
         name="environment_failures",
         severity="problem" if share > 0.1 else "warning",
-        evidence=f"{failures:.0f} of {failures + played:.0f} episodes failed, {retries:.0f} were started again"
-        + (f" ({seen})" if seen else ""),
+        evidence=f"{failures:.0f} of {failures + played:.0f} episodes failed, "
+        f"{retries:.0f} were started again" + (f" ({seen})" if seen else ""),
         advice="failed episodes are dropped, never rewarded; run `turnwise check-env NAME`, raise "
         "rollout.step_timeout, or isolate the environment with rollout.isolation: process",
     )
@@ -291,11 +390,20 @@ def turn_limit(chart: Chart) -> Diagnosis | None:
     single = (chart.last("rollout/turns") or 0.0) <= 1.0
     if share is None or share < 0.6 or single or (success is not None and success > 0.5):
         return None
+    settings = chart.config
+    limit = (
+        f"train.max_turn is {settings.train.max_turn}"
+        if settings.env.max_turn is None
+        else f"env.max_turn is {settings.env.max_turn}"
+    )
     return Diagnosis(
         name="turn_limit",
         severity="warning",
-        evidence=f"{share:.0%} of the episodes end at the turn limit (train.max_turn is {chart.config.train.max_turn})",
-        advice="if that is too few to reach the goal, raise train.max_turn or env.format.max_actions_per_turn",
+        evidence=(f"{share:.0%} of the episodes end at the turn limit ({limit})"),
+        advice=(
+            "if that is too few to reach the goal, raise train.max_turn or "
+            "env.format.max_actions_per_turn"
+        ),
     )
 
 
@@ -306,7 +414,10 @@ def large_updates(chart: Chart) -> Diagnosis | None:
     return Diagnosis(
         name="large_updates",
         severity="warning",
-        evidence=f"{clipped or 0.0:.0%} of the tokens are clipped, the policy moves by KL {kl or 0.0:.3g} in a step",
+        evidence=(
+            f"{clipped or 0.0:.0%} of the tokens are clipped, the policy moves by KL "
+            f"{kl or 0.0:.3g} in a step"
+        ),
         advice="lower train.lr, train.epochs or train.mini_batches, or set train.target_kl: 0.02",
     )
 
@@ -325,8 +436,10 @@ def no_improvement(chart: Chart) -> Diagnosis | None:
         severity="problem" if worse else "warning",
         evidence=f"held-out {key} went from {old:.3f} to {new:.3f}"
         + (", which is worse" if worse else "; the 95 % intervals overlap"),
-        advice="train longer, or see the other diagnoses; `turnwise eval RUN --against before` says how many more "
-        "episodes would settle a small difference",
+        advice=(
+            "train longer, or see the other diagnoses; `turnwise eval RUN --against before` says "
+            "how many more episodes would settle a small difference"
+        ),
     )
 
 
@@ -336,8 +449,14 @@ def unfinished(chart: Chart) -> Diagnosis | None:
     return Diagnosis(
         name="unfinished",
         severity="note",
-        evidence=f"{chart.steps} of {chart.config.train.steps} steps are written, and there is no summary",
-        advice="it is still running, or was stopped: `turnwise train --resume RUN` goes on from the last checkpoint",
+        evidence=(
+            f"{chart.steps} of {chart.config.train.steps} steps are written, and there is no "
+            "summary"
+        ),
+        advice=(
+            "it is still running, or was stopped: `turnwise train --resume RUN` goes on from the "
+            "last checkpoint"
+        ),
     )
 
 
@@ -347,6 +466,8 @@ CHECKS: tuple[Callable[[Chart], Diagnosis | None], ...] = (
     zero_variance_groups,
     idle_steps,
     template_collapse,
+    blind_policy,
+    no_better_than_blind,
     entropy_gone,
     length_growth,
     format_collapse,
@@ -361,7 +482,7 @@ CHECKS: tuple[Callable[[Chart], Diagnosis | None], ...] = (
 
 
 def _from_events(events: list[Mapping[str, Json]]) -> Diagnosis:
-    """What the run itself noted; of several notes of a kind, the last and their number."""
+    """The run's own notices; for several of a kind, the last one and their number."""
     kind, last = str(events[-1]["kind"]), events[-1]
     where = "" if last.get("step") is None else f" (step {last['step']})"
     times = f"{len(events)} times, last: " if len(events) > 1 else ""

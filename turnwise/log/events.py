@@ -1,4 +1,5 @@
-"""What a training run tells whoever listens: the console, the trackers, a callback. Typed, and complete in itself."""
+"""What a training run tells whoever listens: the console, the trackers, a callback. Typed, and
+complete in itself."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -7,7 +8,7 @@ from pathlib import Path
 from typing import Literal, Protocol
 
 from turnwise.config.schema import Config
-from turnwise.types import Json
+from turnwise.types import Episode, Json, Turn
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,6 +45,8 @@ class Evaluated:
     reward: tuple[float, float, float]
     player: str = "policy"
     """Who played; of a baseline, in words."""
+    tasks: int | None = None
+    """Different tasks among the episodes. None: as many as episodes."""
 
     def to_json(self) -> dict[str, Json]:
         return {
@@ -53,18 +56,26 @@ class Evaluated:
             "success": None if self.success is None else list(self.success),
             "reward": [bound if math.isfinite(bound) else None for bound in self.reward],
             "player": self.player,
+            "tasks": self.tasks,
         }
 
     @classmethod
     def from_json(cls, data: Mapping[str, Json]) -> "Evaluated":
-        low, estimate, high = data["reward"]  # one episode alone has no bounds, and JSON no infinity
+        low, estimate, high = data[
+            "reward"
+        ]  # one episode alone has no bounds, and JSON no infinity
         return cls(
             step=data["step"],
             label=data["label"],
             episodes=data["episodes"],
             success=None if data["success"] is None else tuple(data["success"]),
-            reward=(-math.inf if low is None else low, estimate, math.inf if high is None else high),
+            reward=(
+                -math.inf if low is None else low,
+                estimate,
+                math.inf if high is None else high,
+            ),
             player=data.get("player", "policy"),
+            tasks=data.get("tasks"),
         )
 
 
@@ -89,9 +100,37 @@ class RunEnded:
     after: Evaluated | None = None
     baselines: tuple[Evaluated, ...] = ()
     interrupted: bool = False
+    checkpoint: Path | None = None
+    """The last one, if any."""
 
 
-Event = RunStarted | StepDone | Evaluated | Notice | RunEnded
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TurnDone:
+    """A turn of a training episode was played. Told only where a sink hears turns."""
+
+    episode_id: str
+    index: int
+    turn: Turn
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EpisodeDone:
+    """A training episode is over. Told only where a sink hears episodes."""
+
+    episode: Episode
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CheckpointSaved:
+    """A checkpoint is on the disk."""
+
+    step: int
+    path: Path
+
+
+Event = (
+    RunStarted | StepDone | Evaluated | Notice | RunEnded | TurnDone | EpisodeDone | CheckpointSaved
+)
 
 
 class Sink(Protocol):
@@ -113,6 +152,11 @@ class Sinks:
     """
 
     sinks: Sequence[Sink]
+
+    def hear(self, what: Literal["turns", "episodes"]) -> bool:
+        """Whether a sink asks for these, by an attribute hears_turns or hears_episodes. There are
+        many of them, so nobody else is told."""
+        return any(getattr(sink, f"hears_{what}", False) for sink in self.sinks)
 
     def handle(self, event: Event) -> None:
         for sink in self.sinks:

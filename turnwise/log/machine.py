@@ -1,4 +1,6 @@
-"""`turnwise doctor --machine`: what this machine has, which extras are installed, and what that allows."""
+# pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false
+# pyright: reportUnknownVariableType=false
+"""`turnwise doctor --machine`: hardware, installed extras, and the model size that fits."""
 
 import importlib.metadata
 import os
@@ -7,6 +9,7 @@ import re
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 BYTES_PER_PARAMETER = 16
 """Full training in float32: weights, gradients and Adam's two moments."""
@@ -90,7 +93,7 @@ def memory_bytes() -> tuple[int, int]:
         if limit != "max" and int(limit) < total:
             total, free = int(limit), min(free, int(limit) - used)
     except (OSError, KeyError):
-        pass  # no Linux, or no control group: the system's own numbers stand
+        pass  # not Linux, or no control group: keep the system's values
     return total, free
 
 
@@ -102,11 +105,17 @@ def describe(machine: Machine) -> list[str]:
         f"memory    {_size(machine.memory)}, {_size(machine.free_memory)} available",
         f"disk      {_size(machine.free_disk)} free here",
         f"torch     {machine.torch or 'not importable: ' + machine.torch_problem}"
-        + (f", CUDA {machine.cuda}" if machine.cuda else ", no CUDA build" if machine.torch else ""),
+        + (
+            f", CUDA {machine.cuda}" if machine.cuda else ", no CUDA build" if machine.torch else ""
+        ),
     ]
-    lines += [f"gpu       {gpu.name}, {_size(gpu.memory)}" for gpu in machine.gpus] or ["gpu       none"]
+    lines += [f"gpu       {gpu.name}, {_size(gpu.memory)}" for gpu in machine.gpus] or [
+        "gpu       none"
+    ]
     for extra, packages in machine.extras:
-        found = ", ".join(f"{name} {version}" if version else f"{name} MISSING" for name, version in packages)
+        found = ", ".join(
+            f"{name} {version}" if version else f"{name} MISSING" for name, version in packages
+        )
         lines.append(f"extra     {extra}: {found}")
     return [*lines, "", *possibilities(machine)]
 
@@ -115,14 +124,15 @@ def possibilities(machine: Machine) -> list[str]:
     """What can be run here, and what each missing thing would take.
 
     Example:
-        >>> machine = Machine(system="Linux", python="3.11", cores=2, memory=8 << 30, free_memory=4 << 30,
+        >>> machine = Machine(system="Linux", python="3.11", cores=2, memory=8 << 30,
+        ...     free_memory=4 << 30,
         ...                   free_disk=1 << 33, torch="2.13", extras=(("trl", (("trl", None),)),))
         >>> for line in possibilities(machine): print(line)
         can       train the embedded model: `turnwise train`
         can       train a model of up to about 107M parameters in full on the CPU, policy and critic (32 bytes each)
         cannot    use a GPU: torch sees none
         cannot    use extra trl: pip install 'turnwise[trl]'
-    """
+    """  # noqa: E501
     lines: list[str] = []
     if machine.torch is None:
         return ["cannot    train: torch cannot be imported; pip install turnwise"]
@@ -135,7 +145,8 @@ def possibilities(machine: Machine) -> list[str]:
     # A fifth is left to activations and the KV cache; policy and critic have a trunk each.
     parameters = where[1] * 0.8 / (2 * BYTES_PER_PARAMETER)
     lines.append(
-        f"can       train a model of up to about {_count(parameters)} parameters in full {where[0]}, policy and critic "
+        f"can       train a model of up to about {_count(parameters)} parameters in full "
+        f"{where[0]}, policy and critic "
         f"({2 * BYTES_PER_PARAMETER} bytes each)"
     )
     if machine.gpus:
@@ -159,7 +170,7 @@ def _torch() -> tuple[str | None, str, str | None, tuple[Gpu, ...]]:
     gpus: list[Gpu] = []
     if torch.cuda.is_available():
         for index in range(torch.cuda.device_count()):
-            found = torch.cuda.get_device_properties(index)
+            found: Any = torch.cuda.get_device_properties(index)
             gpus.append(Gpu(name=found.name, memory=found.total_memory))
     return torch.__version__, "", torch.version.cuda, tuple(gpus)
 

@@ -1,16 +1,19 @@
-"""Metrics that know how to be reduced, and those of a rollout. docs/metrics.md defines every name."""
+"""Metric types with their reductions, and the metrics of a rollout. docs/metrics.md defines every
+name."""
 
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from turnwise.data.samples import contexts
 from turnwise.types import Episode, Status
 
 
 @dataclass(frozen=True, slots=True)
 class Mean:
-    """A mean that carries its sum and its count: a mean of means would weigh a small part like a large one.
+    """A mean that carries its sum and its count: a mean of means would weigh a small part like a
+    large one.
 
     Example:
         >>> Mean(6.0, 3).merge(Mean(4.0, 1)).value
@@ -74,7 +77,8 @@ class Min:
 
 @dataclass(frozen=True, slots=True)
 class Std:
-    """A standard deviation over the population, from count, mean and the sum of squared distances (Chan et al. 1979).
+    """A standard deviation over the population, from count, mean and the sum of squared distances
+    (Chan et al. 1979).
 
     Example:
         >>> Std.of([1.0, 2.0]).merge(Std.of([3.0, 4.0])).value == Std.of([1.0, 2.0, 3.0, 4.0]).value
@@ -101,7 +105,9 @@ class Std:
             return self
         gap = other.mean - self.mean
         mean = self.mean + gap * other.count / count
-        return Std(count, mean, self.squares + other.squares + gap**2 * self.count * other.count / count)
+        return Std(
+            count, mean, self.squares + other.squares + gap**2 * self.count * other.count / count
+        )
 
 
 Metric = Mean | Sum | Max | Min | Std
@@ -113,7 +119,8 @@ def merge_metrics(parts: Iterable[Metrics]) -> dict[str, Metric]:
     """All parts as one; a metric that some parts lack is that of the others.
 
     Example:
-        >>> merge_metrics([{"train/loss": Mean(1.0)}, {"train/loss": Mean(3.0), "train/rows": Sum(2)}])
+        >>> merge_metrics([{"train/loss": Mean(1.0)},
+        ...                {"train/loss": Mean(3.0), "train/rows": Sum(2)}])
         {'train/loss': Mean(total=4.0, count=2.0), 'train/rows': Sum(value=2)}
     """
     merged: dict[str, Metric] = {}
@@ -121,7 +128,10 @@ def merge_metrics(parts: Iterable[Metrics]) -> dict[str, Metric]:
         for name, metric in part.items():
             before = merged.get(name)
             if before is not None and type(before) is not type(metric):
-                raise TypeError(f"metric {name} is a {type(before).__name__} here and a {type(metric).__name__} there")
+                raise TypeError(
+                    f"metric {name} is a {type(before).__name__} here and a "
+                    f"{type(metric).__name__} there"
+                )
             merged[name] = metric if before is None else before.merge(metric)  # pyright: ignore[reportArgumentType]
     return merged
 
@@ -156,7 +166,7 @@ def rollout_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
 
 
 def rollout_timings(episodes: Sequence[Episode]) -> dict[str, float]:
-    """Seconds spent in the generator and in environments, summed over episodes that ran side by side."""
+    """Seconds spent in the generator and in environments, summed over concurrent episodes."""
     turns = [turn for episode in episodes for turn in episode.turns]
     return {
         "time/generate_sum": math.fsum(turn.generate_seconds for turn in turns),
@@ -167,13 +177,23 @@ def rollout_timings(episodes: Sequence[Episode]) -> dict[str, float]:
 
 
 def successes(episodes: Sequence[Episode]) -> list[bool | None]:
-    """Whether each episode succeeded, None where its environment never speaks of success.
+    """Success of each episode, None if its environment does not report success."""
+    return judged([(episode.tag, episode.success) for episode in episodes])
 
-    An environment speaks when it is stepped, so an episode without one legal reply heard nothing from it. Where others
-    of its tag did hear, it failed: to leave it out would flatter a policy that cannot write a reply.
+
+def judged(said: Sequence[tuple[str, bool | None]]) -> list[bool | None]:
+    """Whether each episode succeeded, from its tag and what its environment said of success.
+
+    An environment speaks when it is stepped, so an episode without one legal reply heard nothing
+    from it. Where others of its tag did hear, it failed: to leave it out would flatter a policy
+    that cannot write a reply.
+
+    Example:
+        >>> judged([("lake", True), ("lake", None), ("chat", None)])
+        [True, False, None]
     """
-    speaking = {episode.tag for episode in episodes if episode.success is not None}
-    return [False if episode.success is None and episode.tag in speaking else episode.success for episode in episodes]
+    speaking = {tag for tag, success in said if success is not None}
+    return [False if success is None and tag in speaking else success for tag, success in said]
 
 
 def _outcomes(played: Sequence[Episode]) -> dict[str, Metric]:
@@ -196,7 +216,9 @@ def _outcomes(played: Sequence[Episode]) -> dict[str, Metric]:
         metrics["rollout/success"] = Mean.of(success for _, success in known)
         tags = sorted({tag for tag, _ in known})
         for tag in tags if len(tags) > 1 else ():
-            metrics[f"rollout/success/{tag}"] = Mean.of(success for other, success in known if other == tag)
+            metrics[f"rollout/success/{tag}"] = Mean.of(
+                success for other, success in known if other == tag
+            )
     return metrics
 
 
@@ -210,8 +232,21 @@ def _sizes(played: Sequence[Episode]) -> dict[str, Metric]:
         "rollout/prompt_tokens": Sum(sum(whole) - sum(sampled)),
         "rollout/episode_tokens": Mean.of(whole),
         "rollout/episode_tokens_max": Max(max(whole)),
-        "rollout/contexts": Mean.of(sum(turn.restart for turn in episode.turns) for episode in played),
+        "rollout/contexts": Mean.of(len(contexts(episode.turns)) for episode in played),
+        **_next_contexts(played),
     }
+
+
+def _next_contexts(played: Sequence[Episode]) -> dict[str, Metric]:
+    """How many turns of programs continued a conversation, branched from one, or began a new one,
+    and why."""
+    counts = Counter(
+        str(turn.info["next_context"])
+        for episode in played
+        for turn in episode.turns
+        if "next_context" in turn.info
+    )
+    return {f"rollout/next_context/{cause}": Sum(count) for cause, count in counts.items()}
 
 
 def _groups(played: Sequence[Episode]) -> dict[str, Metric]:
@@ -221,7 +256,9 @@ def _groups(played: Sequence[Episode]) -> dict[str, Metric]:
     several = [rewards for rewards in groups.values() if len(rewards) > 1]
     metrics: dict[str, Metric] = {"rollout/groups": Sum(len(groups))}
     if several:
-        metrics["rollout/zero_variance_groups"] = Mean.of(float(min(rewards) == max(rewards)) for rewards in several)
+        metrics["rollout/zero_variance_groups"] = Mean.of(
+            float(min(rewards) == max(rewards)) for rewards in several
+        )
         metrics["rollout/group_reward_std"] = Mean.of(Std.of(rewards).value for rewards in several)
     return metrics
 
@@ -236,12 +273,47 @@ def _replies(played: Sequence[Episode]) -> dict[str, Metric]:
         "rollout/reply_tokens": Mean.of(len(turn.completion.ids) for turn in turns),
         "rollout/reply_tokens_max": Max(max(len(turn.completion.ids) for turn in turns)),
         "rollout/format_valid": Mean.of(float(turn.action is not None) for turn in turns),
-        "rollout/cut_replies": Mean.of(float(turn.completion.finish_reason == "length") for turn in turns),
+        "rollout/cut_replies": Mean.of(
+            float(turn.completion.finish_reason == "length") for turn in turns
+        ),
         "rollout/distinct_replies": Mean(len(texts), len(turns)),
         "rollout/top_reply": Mean(texts.most_common(1)[0][1], len(turns)),
         "rollout/distinct_states": Mean(len(by_state), len(turns)),
     }
     tokens = sum(len(turn.completion.ids) for turn in turns)
     if tokens:  # a player that speaks in messages has none
-        metrics["rollout/logprob"] = Mean(math.fsum(turn.completion.logprob for turn in turns), tokens)
+        said = math.fsum(turn.completion.logprob for turn in turns)
+        metrics["rollout/logprob"] = Mean(said, tokens)
+        if (share := explained_share(texts, said)) is not None:
+            metrics["rollout/observation_information"] = Mean(share * len(turns), len(turns))
     return metrics
+
+
+def explained_share(replies: Counter[str], logprob: float) -> float | None:
+    """The mutual information of situation and reply, divided by the entropy of the reply: 0 where
+    the policy replies the same way whatever it sees, 1 where what it sees decides the reply.
+
+    The entropy of all replies together comes from their counts (with Miller and Madow's
+    correction), the entropy given the situation from the log-probs that they were sampled with.
+
+    Args:
+        replies: how often each reply was given.
+        logprob: the sum of the log-probs of all replies.
+
+    Returns:
+        None where replies are too different to be counted, or all the same.
+
+    Example:
+        >>> explained_share(Counter(left=500, right=500), 1000 * math.log(0.5)) < 0.01
+        True
+        >>> explained_share(Counter(left=500, right=500), 1000 * math.log(0.99)) > 0.98
+        True
+    """
+    turns = replies.total()
+    if turns < 64 or len(replies) * 8 > turns:
+        return None
+    entropy = -math.fsum(n / turns * math.log(n / turns) for n in replies.values())
+    entropy += (len(replies) - 1) / (2 * turns)
+    if entropy < 0.1:
+        return None
+    return min(max(1.0 + logprob / turns / entropy, 0.0), 1.0)

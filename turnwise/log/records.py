@@ -1,13 +1,25 @@
-"""What the files of a run directory hold beside metrics and episodes, and how a line of them is read."""
+"""What the files of a run directory hold beside metrics and episodes, and how a line of them is
+read."""
 
 import hashlib
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
+from pydantic import TypeAdapter, ValidationError
+
+from turnwise.json_lines import FileError, read_json_lines
 from turnwise.types import Json
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+    D = TypeVar("D", bound=DataclassInstance)
+T = TypeVar("T")
 
 
 class RunDirectoryError(RuntimeError):
@@ -18,10 +30,12 @@ class RunDirectoryError(RuntimeError):
 class CreditRow:
     """What every token of one sample got, in the order in which the model said them.
 
-    Only tokens that the model produced are listed: those of all turns of the sample's context, concatenated.
+    Only tokens that the model produced are listed: those of all turns of the sample's context,
+    concatenated.
 
     Example:
-        >>> CreditRow(episode_id="step0/g0/m0", sample=0, turn_ids=(0, 0), advantages=(0.5, 1.0)).to_json()["sample"]
+        >>> CreditRow(episode_id="step0/g0/m0", sample=0, turn_ids=(0, 0),
+        ...     advantages=(0.5, 1.0)).to_json()["sample"]
         0
     """
 
@@ -40,13 +54,21 @@ class CreditRow:
         for name in ("advantages", "values", "returns", "gaps"):
             length = len(getattr(self, name))
             if length not in (0, len(self.turn_ids)):
-                raise ValueError(f"credit has one entry per token: {len(self.turn_ids)} turn_ids, {length} {name}")
+                raise ValueError(
+                    f"credit has one entry per token: {len(self.turn_ids)} turn_ids, {length} "
+                    f"{name}"
+                )
 
     def to_json(self) -> dict[str, Json]:
-        data = asdict(self)
-        for name in ("advantages", "values", "returns", "gaps"):
-            data[name] = [_short(value) for value in data[name]]
-        return data
+        return {
+            "episode_id": self.episode_id,
+            "sample": self.sample,
+            "turn_ids": list(self.turn_ids),
+            "advantages": [_short(value) for value in self.advantages],
+            "values": [_short(value) for value in self.values],
+            "returns": [_short(value) for value in self.returns],
+            "gaps": [_short(value) for value in self.gaps],
+        }
 
     @classmethod
     def from_json(cls, data: Mapping[str, Json]) -> "CreditRow":
@@ -106,18 +128,52 @@ def ledger_entry(step: int, pairs: Iterable[tuple[Sequence[int], Sequence[int]]]
     )
 
 
-def read_lines(path: Path) -> list[dict[str, Json]]:
-    """The objects of a JSONL file; none where there is no file. A torn last line is left out, any other is refused."""
+def read_lines(path: Path, read: Callable[[dict[str, Json]], T]) -> list[T]:
+    """What `read` makes of the objects of a JSONL file; nothing where there is no file. A torn last
+    line is left out.
+
+    Raises:
+        RunDirectoryError: any other line cannot be read; names it.
+    """
     if not path.is_file():
         return []
-    lines = path.read_bytes().split(b"\n")
-    rows: list[dict[str, Json]] = []
-    for number, line in enumerate(lines[:-1], start=1):  # what follows the last newline is empty or torn
-        try:
-            rows.append(json.loads(line))
-        except ValueError as error:
-            raise RunDirectoryError(f"{path}, line {number} is not JSON ({error}); the file was edited") from None
-    return rows
+    try:
+        return [one for _, one in read_json_lines(path, lambda row: read(obj(row)), torn=True)]
+    except FileError as error:
+        raise RunDirectoryError(f"{error}; the file was edited") from error
+
+
+def obj(value: Any) -> dict[str, Json]:
+    """The value, which is a JSON object."""
+    if not isinstance(value, dict):
+        raise ValueError(f"a JSON object is wanted, got {value!r:.80}")
+    return cast(dict[str, Json], value)
+
+
+def checked(value: "D") -> "D":
+    """The value, once every field has been found to be what its type says: files are edited, and
+    what reads them computes.
+
+    Raises:
+        ValueError: one is not.
+
+    Example:
+        >>> checked(CreditRow(episode_id="e", sample="3", turn_ids=(), advantages=()))
+        Traceback (most recent call last):
+        ValueError: sample: input should be a valid integer, got '3'
+    """
+    try:
+        return _adapter(type(value)).validate_json(json.dumps(asdict(value)), strict=True)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        said = f"{first['msg'][0].lower()}{first['msg'][1:]}"
+        raise ValueError(f"{where}: {said}, got {first['input']!r:.80}") from error
+
+
+@cache
+def _adapter(kind: type[T]) -> TypeAdapter[T]:
+    return TypeAdapter(kind)
 
 
 def _short(value: float) -> float | None:

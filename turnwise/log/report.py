@@ -1,21 +1,28 @@
-"""report.html: a run in one file that needs no network. Curves, settings, and episodes coloured by advantage.
+"""report.html: a run in one self-contained file: outcome, findings of the doctor, curves, settings,
+and episodes coloured by advantage.
 
-Everything that came from a model, an environment or a config is escaped: model text is hostile. The page has no script,
-and its content-security policy forbids any.
+All text from models, environments and configs is untrusted and escaped. The page has no script, and
+its content-security policy forbids any.
 """
 
+import logging
 import math
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from pathlib import Path
 
-from turnwise.log.events import Evaluated
+from turnwise.log.doctor import diagnose, read_chart
+from turnwise.log.events import Evaluated, Event, RunEnded, RunStarted, StepDone
+from turnwise.log.figures import Curve, figure_of
 from turnwise.log.records import CreditRow
 from turnwise.log.store import RunReader
 from turnwise.types import Episode, Json, Turn
 
+logger = logging.getLogger(__name__)
 FIRST_CURVES = (
     "eval/success",
+    "eval/reward",
     "rollout/success",
     "rollout/reward",
     "rollout/reward_std",
@@ -31,66 +38,192 @@ FIRST_CURVES = (
     "train/gap_mean",
 )
 """Shown first and open; the rest follows folded."""
+MOST_STEPS = 8
+"""Steps whose episodes are shown where none are asked for."""
 MAX_TEXT = 20_000
 """Characters shown of one message."""
 
 _STYLE = """
-body { font: 15px/1.45 system-ui, sans-serif; max-width: 1100px; margin: 2em auto; padding: 0 1em; color: #222; }
+body { font: 15px/1.45 system-ui, sans-serif; color: #222; }
+body { max-width: 1100px; margin: 2em auto; padding: 0 1em; }
 h1 { font-size: 1.5em; } h2 { margin-top: 2em; border-bottom: 1px solid #ddd; }
-table { border-collapse: collapse; } td, th { padding: .2em .8em; text-align: left; border-bottom: 1px solid #eee; }
+table { border-collapse: collapse; }
+td, th { padding: .2em .8em; text-align: left; border-bottom: 1px solid #eee; }
 .curves { display: grid; grid-template-columns: repeat(auto-fill, minmax(320px, 1fr)); gap: 1em; }
 figure { margin: 0; } figcaption { font: 13px ui-monospace, monospace; }
 svg { width: 100%; height: auto; background: #fafafa; }
 .episode { border: 1px solid #ddd; border-radius: 6px; padding: .6em 1em; margin: 1em 0; }
-pre { white-space: pre-wrap; overflow-wrap: anywhere; margin: .4em 0; padding: .4em .6em; border-left: 3px solid #bbb; }
+pre { white-space: pre-wrap; overflow-wrap: anywhere; }
+pre { margin: .4em 0; padding: .4em .6em; border-left: 3px solid #bbb; }
 pre.said { border-color: #36c; } pre.env { color: #555; background: #fafafa; }
-.facts { color: #666; font-size: 13px; } .warn { background: #fff3cd; padding: .4em .8em; border-radius: 4px; }
+.facts { color: #666; font-size: 13px; }
+.warn { background: #fff3cd; padding: .4em .8em; border-radius: 4px; }
 @media (prefers-color-scheme: dark) {
-  body { background: #16181c; color: #ddd; } svg, pre.env { background: #1e2126; } .warn { color: #222; }
+  body { background: #16181c; color: #ddd; }
+  svg, pre.env { background: #1e2126; }
+  .warn { color: #222; }
   pre.env { color: #aaa; } td, th, h2, .episode { border-color: #333; }
 }
 """
 
 
-def write_report(run: RunReader | str | Path, *, episodes: int = 6) -> Path:
-    """The path of the report, written into the run directory."""
+def write_report(
+    run: RunReader | str | Path,
+    *,
+    episodes: int = 6,
+    steps: Sequence[int] | None = None,
+    running: bool = False,
+) -> Path:
+    """The path of the report, written into the run directory.
+
+    Args:
+        episodes: how many episodes of a step are shown.
+        steps: the steps whose episodes are shown. None: some from the first to the last.
+        running: the run goes on, so that what is still missing is no finding.
+    """
     reader = run if isinstance(run, RunReader) else RunReader(run)
     path = reader.path / "report.html"
     beside = path.with_suffix(".tmp")
-    beside.write_text(render_report(reader, episodes=episodes), encoding="utf-8")
+    page = render_report(reader, episodes=episodes, steps=steps, running=running)
+    beside.write_text(page, encoding="utf-8")
     beside.replace(path)
     return path
 
 
-def render_report(run: RunReader, *, episodes: int = 6) -> str:
+class ReportSink:
+    """Rewrites the report while a run goes on and when it ends, however it ends.
+
+    It takes a share of the run's time that nobody notices: at most every `seconds`, and never more
+    often than fifty times what the last one took.
+    """
+
+    def __init__(self, *, seconds: float = 20.0) -> None:
+        self._seconds = seconds
+        self._path: Path | None = None
+        self._next = 0.0
+
+    def handle(self, event: Event) -> None:
+        match event:
+            case RunStarted():
+                self._path = event.path
+                self._next = time.monotonic() + self._seconds
+            case StepDone() if time.monotonic() >= self._next:
+                self._write(running=True)
+            case RunEnded():
+                self._write(running=False)
+            case _:
+                pass
+
+    def close(self) -> None:
+        """Nothing to release."""
+
+    def _write(self, *, running: bool) -> None:
+        if self._path is None:
+            return
+        started = time.monotonic()
+        try:
+            write_report(self._path, running=running)
+        except Exception as error:  # a page must not end a run of hours
+            logger.warning("the report could not be written: %s: %s", type(error).__name__, error)
+        now = time.monotonic()
+        self._next = now + max(self._seconds, 50.0 * (now - started))
+
+
+def render_report(
+    run: RunReader, *, episodes: int = 6, steps: Sequence[int] | None = None, running: bool = False
+) -> str:
     """The whole page."""
-    title = escape(run.path.name)
+    config = (run.path / "config.yaml").read_text(encoding="utf-8", errors="replace")
+    rows = run.metrics()
     sections = [
-        _outcome(run.summary()),
+        _progress(run, rows, running=running),
+        _outcome(run.summary() or stored_outcome(rows)),
+        _findings(run, running=running),
         _warnings(run.events()),
-        _curves(run.metrics()),
-        _episodes(run, count=episodes),
+        _curves(rows),
+        _episodes(run, count=episodes, steps=steps, most=2 if running else MOST_STEPS),
         _fidelity(run),
-        f"<h2>Config</h2><details><summary>config.yaml</summary><pre>"
-        f"{escape((run.path / 'config.yaml').read_text(encoding='utf-8'))}</pre></details>",
+        f"<h2>Config</h2><details><summary>config.yaml</summary><pre>{escape(config)}</pre></details>",
     ]
+    return page(run.path.name, "".join(sections))
+
+
+def page(title: str, body: str) -> str:
+    """A whole page without scripts. The title is escaped; the body has to be."""
     policy = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
+    title = escape(title)
     return (
         f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
-        f'<meta name="viewport" content="width=device-width"><title>{title}</title><style>{_STYLE}</style></head>'
-        f"<body><h1>{title}</h1>{''.join(sections)}</body></html>\n"
+        f'<meta name="viewport" content="width=device-width"><title>{title}</title>'
+        f"<style>{_STYLE}</style></head>"
+        f"<body><h1>{title}</h1>{body}</body></html>\n"
     )
 
 
+def _progress(run: RunReader, rows: Sequence[Mapping[str, float | None]], *, running: bool) -> str:
+    done = max((int(row["step"] or 0) for row in rows if "rollout/reward" in row), default=0)
+    word = "The run goes on; this page is rewritten while it does." if running else ""
+    return f"<p>{done} of {run.config.train.steps} steps. {word}</p>"
+
+
+def stored_outcome(rows: Sequence[Mapping[str, float | None]]) -> dict[str, Json]:
+    """The outcome so far, from the metrics: a run that goes on has no summary."""
+    played = [row for row in rows if row.get("eval/reward") is not None]
+    found: dict[str, Json] = {}
+    for label, row in zip(("before", "after"), played[:1] + played[1:][-1:], strict=False):
+        share = [row.get(f"eval/success{end}") for end in ("_low", "", "_high")]
+        found[label] = {
+            "step": row["step"],
+            "label": label if label == "before" else "during",
+            "episodes": int(row.get("eval/episodes") or 0),
+            "success": None if None in share else share,
+            "reward": [row.get(f"eval/reward{end}") for end in ("_low", "", "_high")],
+        }
+    return found
+
+
+def _baselines(rows: Sequence[Mapping[str, float | None]]) -> dict[str, dict[str, float]]:
+    """Reference lines by curve: what players reach who learn nothing, and the expert."""
+    lines: dict[str, dict[str, float]] = {}
+    for row in rows:
+        for name, value in row.items():
+            if not name.startswith("baseline/") or value is None:
+                continue
+            player, _, what = name.removeprefix("baseline/").rpartition("_")
+            for curve in (f"eval/{what}", f"rollout/{what}"):
+                lines.setdefault(curve, {})[player] = value
+    return lines
+
+
+def _findings(run: RunReader, *, running: bool) -> str:
+    """What `turnwise doctor` says. Notes of the run itself have a section of their own."""
+    kinds = {str(event["kind"]) for event in run.events()}
+    found = [one for one in diagnose(read_chart(run)) if one.name not in kinds]
+    if running:
+        found = [one for one in found if one.name not in ("unfinished", "no_improvement")]
+    if not found:
+        return "<h2>Doctor</h2><p>Nothing to look at.</p>"
+    lines = "".join(
+        f'<p class="warn"><b>{escape(one.severity)} {escape(one.name)}</b>: '
+        f"{escape(one.evidence)}<br>{escape(one.advice)}</p>"
+        for one in found
+    )
+    return f"<h2>Doctor</h2>{lines}"
+
+
 def _outcome(summary: Mapping[str, Json]) -> str:
-    stored = [*(summary[label] for label in ("before", "after") if summary.get(label)), *summary.get("baselines", [])]
+    stored = [
+        *(summary[label] for label in ("before", "after") if summary.get(label)),
+        *summary.get("baselines", []),
+    ]
     found = [Evaluated.from_json(one) for one in stored]
     if not found:
         return ""
     rows = "".join(
         f"<tr><td>{escape(one.player if one.label == 'baseline' else one.label)}</td>"
-        f"<td>{_interval(one.success, percent=True)}</td><td>{_interval(one.reward)}</td><td>{one.episodes}</td></tr>"
+        f"<td>{_interval(one.success, percent=True)}</td>"
+        f"<td>{_interval(one.reward)}</td><td>{one.episodes}</td></tr>"
         for one in found
     )
     head = "<tr><th></th><th>success</th><th>reward</th><th>episodes</th></tr>"
@@ -101,91 +234,97 @@ def _interval(values: Sequence[float | None] | None, *, percent: bool = False) -
     if values is None:
         return "-"
     low, middle, high = (
-        "?" if value is None else f"{100 * value:.1f} %" if percent else f"{value:.3f}" for value in values
+        "?" if value is None else f"{100 * value:.1f} %" if percent else f"{value:.3f}"
+        for value in values
     )
     return f"{middle} [{low}, {high}]"
 
 
 def _warnings(events: Sequence[Mapping[str, Json]]) -> str:
-    """What the run noted; of several notes of a kind, the last and their number."""
+    """The run's notices; for several of a kind, the last one and their number."""
     lines: list[str] = []
     for kind in dict.fromkeys(str(event["kind"]) for event in events):
         same = [event for event in events if event["kind"] == kind]
         times = f" ({len(same)} times, last)" if len(same) > 1 else ""
-        lines.append(f'<p class="warn">{escape(kind)}{times}: {escape(str(same[-1]["message"]))}</p>')
+        lines.append(
+            f'<p class="warn">{escape(kind)}{times}: {escape(str(same[-1]["message"]))}</p>'
+        )
     return f"<h2>What happened</h2>{''.join(lines)}" if lines else ""
 
 
 def _curves(rows: Sequence[Mapping[str, float | None]]) -> str:
     names = sorted({name for row in rows for name in row if name != "step"})
     first = [name for name in FIRST_CURVES if name in names]
-    rest = [name for name in names if name not in first]
+    bounds = tuple(f"{name}{end}" for name in names for end in ("_low", "_high"))
+    rest = [name for name in names if name not in first and name not in bounds]
+    rest = [name for name in rest if not name.startswith("baseline/")]
+    lines = _baselines(rows)
+
+    def drawn(name: str) -> str:
+        points = [(row["step"] or 0.0, row.get(name)) for row in rows]
+        band = [
+            (row["step"] or 0.0, low, high)
+            for row in rows
+            if (low := row.get(f"{name}_low")) is not None
+            and (high := row.get(f"{name}_high")) is not None
+        ]
+        return figure_of(name, [Curve(points=points, band=band)], lines=lines.get(name))
 
     def figures(chosen: Iterable[str]) -> str:
-        return "".join(_figure(name, [(row["step"] or 0, row.get(name)) for row in rows]) for name in chosen)
+        return "".join(drawn(name) for name in chosen)
 
-    more = f'<details><summary>{len(rest)} more</summary><div class="curves">{figures(rest)}</div></details>'
-    return f'<h2>Curves</h2><div class="curves">{figures(first)}</div>{more if rest else ""}' if names else ""
-
-
-def _figure(name: str, points: Iterable[tuple[float, float | None]]) -> str:
-    """One curve as inline SVG. A gap is where the value was missing or not finite."""
-    points = list(points)
-    known = [(step, value) for step, value in points if value is not None and math.isfinite(value)]
-    if not known:
-        return ""
-    width, height, left, bottom = 320, 150, 50, 18
-    low, high = min(value for _, value in known), max(value for _, value in known)
-    start, end = points[0][0], points[-1][0]
-    margin = (high - low) * 0.05 or max(abs(high) * 0.05, 1e-9)
-    low, high = low - margin, high + margin
-
-    def place(step: float, value: float) -> str:
-        x = left + (step - start) / ((end - start) or 1) * (width - left - 6)
-        y = 6 + (high - value) / (high - low) * (height - bottom - 6)
-        return f"{x:.1f},{y:.1f}"
-
-    line = " ".join(place(step, value) for step, value in known)
-    shape = f'<polyline points="{line}" fill="none" stroke="#36c" stroke-width="1.5"/>'
-    if len(known) < 40:
-        dots = (place(step, value).split(",") for step, value in known)
-        shape += "".join(f'<circle cx="{x}" cy="{y}" r="2" fill="#36c"/>' for x, y in dots)
-    labels = (
-        (4, 14, f"{high - margin:.3g}"),
-        (4, height - bottom, f"{low + margin:.3g}"),
-        (left, height - 4, f"step {start:g}"),
-        (width - 40, height - 4, f"{end:g}"),
+    more = (
+        f"<details><summary>{len(rest)} more</summary>"
+        f'<div class="curves">{figures(rest)}</div></details>'
     )
-    texts = "".join(f'<text x="{x}" y="{y}" font-size="10" fill="#888">{text}</text>' for x, y, text in labels)
-    caption = f"<figcaption>{escape(name)} = {known[-1][1]:.4g}</figcaption>"
     return (
-        f'<figure>{caption}<svg viewBox="0 0 {width} {height}" role="img" aria-label="{escape(name)}">{texts}{shape}'
-        f"</svg></figure>"
+        f'<h2>Curves</h2><div class="curves">{figures(first)}</div>{more if rest else ""}'
+        if names
+        else ""
     )
 
 
-def _episodes(run: RunReader, *, count: int) -> str:
+def _episodes(run: RunReader, *, count: int, steps: Sequence[int] | None, most: int) -> str:
     stored = {*run.steps()}
     # A step in which nothing had an advantage has an empty file.
-    steps = [step for step in run.steps("credit") if step in stored and run.size("credit", step)]
-    if not steps:
+    known = [step for step in run.steps("credit") if step in stored and run.size("credit", step)]
+    chosen = _evenly(known, most) if steps is None else [step for step in steps if step in known]
+    if not chosen:
         return ""
     pieces = run.pieces()
-    chosen = steps if len(steps) == 1 else [steps[0], steps[-1]]
     parts: list[str] = []
     for step in chosen:
         credit: dict[str, list[CreditRow]] = {}
         for row in run.credit(step):
             credit.setdefault(row.episode_id, []).append(row)
-        known = [episode for episode in run.episodes(step) if episode.id in credit]
-        parts.append(f"<h3>Step {step}</h3>")
-        for episode in _spread(known, max(1, count // len(chosen))):
-            parts.append(_episode(episode, credit[episode.id], pieces))
+        played = [episode for episode in run.episodes(step) if episode.id in credit]
+        shown = "".join(
+            _episode(episode, credit[episode.id], pieces) for episode in _spread(played, count)
+        )
+        opened = " open" if step in (chosen[0], chosen[-1]) else ""
+        parts.append(f"<details{opened}><summary>Step {step}</summary>{shown}</details>")
     legend = (
         f"<p>Tokens are coloured by advantage: {_token('better than expected', 1.0, 1.0)}, "
-        f"{_token('worse', -1.0, 1.0)}. The strongest colour is the episode's largest advantage.</p>"
+        f"{_token('worse', -1.0, 1.0)}. The strongest colour is the episode's largest "
+        "advantage.</p>"
     )
-    return f"<h2>Episodes</h2>{legend}{''.join(parts)}"
+    others = (
+        f"<p>{len(known)} steps are stored; those of another step: "
+        f"<code>turnwise report {escape(str(run.path))} --step N</code></p>"
+    )
+    return f"<h2>Episodes</h2>{legend}{others}{''.join(parts)}"
+
+
+def _evenly(steps: Sequence[int], most: int) -> list[int]:
+    """At most so many of the steps, the first and the last among them.
+
+    Example:
+        >>> _evenly([1, 2, 3, 4, 5], 3), _evenly([7], 3)
+        ([1, 3, 5], [7])
+    """
+    if len(steps) <= most:
+        return list(steps)
+    return [steps[round(index * (len(steps) - 1) / (most - 1))] for index in range(most)]
 
 
 def _spread(episodes: Sequence[Episode], count: int) -> list[Episode]:
@@ -203,7 +342,9 @@ def _episode(episode: Episode, rows: Sequence[CreditRow], pieces: Mapping[int, s
             by_turn.setdefault(turn_id, []).append(advantage)
     known = [abs(value) for values in by_turn.values() for value in values if math.isfinite(value)]
     scale = max(known, default=0.0)
-    opening = "".join(f'<pre class="env">{_text(message.content)}</pre>' for message in episode.prompt)
+    opening = "".join(
+        f'<pre class="env">{_text(message.content)}</pre>' for message in episode.prompt
+    )
     turns = "".join(
         f'<pre class="said">{_said(turn, by_turn.get(index, []), pieces, scale)}</pre>'
         f'<div class="facts">action {escape(repr(turn.action))}, reward {turn.reward:.3g}</div>'
@@ -247,11 +388,17 @@ def _fidelity(run: RunReader) -> str:
     if not ledger:
         return ""
     tokens, broken = sum(entry.trained for entry in ledger), sum(entry.broken for entry in ledger)
-    words = "every one of them a token that was sampled" if not broken else f"{broken} samples BROKEN"
-    return f"<h2>Token fidelity</h2><p>{tokens} tokens trained on in {len(ledger)} steps, {words}.</p>"
+    words = (
+        "every one of them a token that was sampled" if not broken else f"{broken} samples BROKEN"
+    )
+    return (
+        f"<h2>Token fidelity</h2><p>{tokens} tokens trained on in {len(ledger)} steps, {words}.</p>"
+    )
 
 
-def summary_json(before: Evaluated | None, after: Evaluated | None, **facts: Json) -> dict[str, Json]:
+def summary_json(
+    before: Evaluated | None, after: Evaluated | None, **facts: Json
+) -> dict[str, Json]:
     """What summary.json holds.
 
     Example:

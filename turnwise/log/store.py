@@ -1,4 +1,5 @@
-"""The run directory: everything that a run leaves behind, written by one process and read by anybody.
+# pyright: reportUnknownArgumentType=false, reportUnknownVariableType=false
+"""The run directory: all files of a run, written by one process and readable by any.
 
     config.yaml            the resolved config
     metrics.jsonl          one object per step
@@ -10,7 +11,8 @@
     timings/step_000012.jsonl    seconds per turn
     checkpoints/, pieces.json, summary.json, report.html
 
-Two equal runs leave equal metrics, ledgers, episodes and credit, to the byte: nothing measured with a clock is in them.
+Two equal runs leave equal metrics, ledgers, episodes and credit, to the byte: nothing measured with
+a clock is in them.
 """
 
 import contextlib
@@ -19,25 +21,47 @@ import fcntl
 import json
 import math
 import os
+import re
 import weakref
 from collections.abc import Callable, Generator, Iterable, Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, TextIO, TypeVar
 
 import yaml
 
+from turnwise.config.known import remember
 from turnwise.config.load import load_config
 from turnwise.config.schema import Config, LogConfig
-from turnwise.config.tree import get_path, known_fields
-from turnwise.log.records import CreditRow, LedgerEntry, RunDirectoryError, ledger_entry, read_lines
+from turnwise.json_lines import FileError, read_json, read_json_lines
+from turnwise.log.events import Evaluated
+from turnwise.log.records import (
+    CreditRow,
+    LedgerEntry,
+    RunDirectoryError,
+    checked,
+    ledger_entry,
+    obj,
+    read_lines,
+)
 from turnwise.types import Episode, Json
 
-__all__ = ["CreditRow", "LedgerEntry", "RunDirectory", "RunDirectoryError", "RunReader", "ledger_entry", "read_lines"]
+__all__ = [
+    "CreditRow",
+    "LedgerEntry",
+    "RunDirectory",
+    "RunDirectoryError",
+    "RunReader",
+    "ledger_entry",
+    "read_lines",
+]
 
 APPENDED = ("metrics.jsonl", "ledger.jsonl", "timings.jsonl")
-"""Cut back on resume. events.jsonl is not: it tells what happened, and a resume is something that happened."""
+"""Truncated on resume. events.jsonl is not: it is a log of what happened, including resumes."""
 PER_STEP = ("episodes", "credit", "timings")
+K = TypeVar("K")
+_STEP = re.compile(r"(?<=_)[0-9]{6,18}$", re.ASCII)
+"""In the name of a file of one step."""
 
 
 class RunReader:
@@ -69,36 +93,44 @@ class RunReader:
             raise RunDirectoryError(f"{self.path} is not a run directory: {error}") from error
 
     def metrics(self) -> list[dict[str, float | None]]:
-        """One dict per step in order of steps; rows of a step are merged. What was not finite is None."""
-        return _merged(read_lines(self.path / "metrics.jsonl"))
+        """One dict per step, in order; rows of a step are merged. Values that were not finite are
+        None."""
+        return _merged(self.rows("metrics.jsonl"))
 
     def timings(self) -> list[dict[str, float | None]]:
-        return _merged(read_lines(self.path / "timings.jsonl"))
+        return _merged(self.rows("timings.jsonl"))
+
+    def rows(self, name: str) -> list[dict[str, Json]]:
+        """The rows of metrics.jsonl or timings.jsonl as they were written."""
+        return read_lines(self.path / name, _numbers)
 
     def curve(self, name: str) -> tuple[list[int], list[float]]:
         """Steps and finite values of one metric."""
-        rows = [(int(row["step"] or 0), row.get(name)) for row in (*self.metrics(), *self.timings())]
+        rows = [
+            (int(row["step"] or 0), row.get(name)) for row in (*self.metrics(), *self.timings())
+        ]
         found = [(step, value) for step, value in rows if value is not None]
         return [step for step, _ in found], [value for _, value in found]
 
     def ledger(self) -> list[LedgerEntry]:
-        return [LedgerEntry(**row) for row in read_lines(self.path / "ledger.jsonl")]
+        return read_lines(self.path / "ledger.jsonl", lambda row: checked(LedgerEntry(**row)))
 
     def events(self) -> list[dict[str, Json]]:
-        return read_lines(self.path / "events.jsonl")
+        return read_lines(self.path / "events.jsonl", _event)
 
     def summary(self) -> dict[str, Json]:
-        path = self.path / "summary.json"
-        return json.loads(path.read_text()) if path.is_file() else {}
+        return self._whole("summary.json", _summary)
 
     def pieces(self) -> dict[int, str]:
         """Token id -> its text, for the ids that occur in the stored credit."""
-        path = self.path / "pieces.json"
-        return {int(key): text for key, text in json.loads(path.read_text()).items()} if path.is_file() else {}
+        return self._whole(
+            "pieces.json", lambda data: {int(key): str(text) for key, text in obj(data).items()}
+        )
 
     def steps(self, kind: str = "episodes", split: str = "step") -> list[int]:
         """Steps of which a file of this kind (episodes, credit, timings) is stored."""
-        return sorted(int(path.stem.split("_")[1]) for path in (self.path / kind).glob(f"{split}_*.jsonl"))
+        names = (path.stem for path in (self.path / kind).glob(f"{split}_*.jsonl"))
+        return sorted(int(name[1 + len(split) :]) for name in names if _STEP.search(name))
 
     def size(self, kind: str, step: int, split: str = "step") -> int:
         """Bytes of one such file."""
@@ -106,22 +138,36 @@ class RunReader:
 
     def episodes(self, step: int, split: str = "step") -> list[Episode]:
         """The step's episodes, their seconds put back."""
-        episodes = [Episode.from_json(row) for row in read_lines(self._file("episodes", split, step))]
-        seconds = {row["id"]: row for row in read_lines(self._file("timings", split, step))}
-        return [_with_seconds(episode, seconds.get(episode.id)) for episode in episodes]
+        episodes = read_lines(self._file("episodes", split, step), read_episode)
+        file = self._file("timings", split, step)
+        seconds = {row.id: row for row in read_lines(file, lambda row: checked(_Seconds(**row)))}
+        try:
+            return [_with_seconds(episode, seconds.get(episode.id)) for episode in episodes]
+        except ValueError as error:
+            raise RunDirectoryError(f"{file} tells of other turns than the episodes") from error
 
     def credit(self, step: int) -> list[CreditRow]:
-        return [CreditRow.from_json(row) for row in read_lines(self._file("credit", "step", step))]
+        return read_lines(
+            self._file("credit", "step", step), lambda row: checked(CreditRow.from_json(row))
+        )
+
+    def _whole(self, name: str, read: Callable[[Json], dict[K, Json]]) -> dict[K, Json]:
+        path = self.path / name
+        try:
+            return read_json(path, read) if path.is_file() else {}
+        except FileError as error:
+            raise RunDirectoryError(f"{error}; the file was edited") from error
 
     def _file(self, kind: str, split: str, step: int) -> Path:
         return self.path / kind / f"{split}_{step:06d}.jsonl"
 
 
 class RunDirectory(RunReader):
-    """A run directory held for writing: one process at a time, named in the lock.
+    """A run directory opened for writing by one process, which its lock file names.
 
-    Every file that grows is written a line at a time; every file of one step is written beside and renamed. So a run
-    that is killed at any moment leaves at most one torn last line, which the next `open` cuts off.
+    Every file that grows is written a line at a time; every file of one step is written to a
+    temporary file and renamed. A run that is killed at any moment leaves at most one incomplete
+    last line, which the next `open` removes.
     """
 
     def __init__(self, path: Path) -> None:
@@ -140,47 +186,64 @@ class RunDirectory(RunReader):
     def create(cls, log: LogConfig, config: Config, *, default_name: str = "run") -> "RunDirectory":
         """A new run directory with the config in it.
 
-        Without a name in the config, a free one is made from `default_name`; a name that is taken is refused.
+        Without a name in the config, a free one is made from `default_name`; a name that is taken
+        is refused.
         """
         root = Path(log.dir)
         root.mkdir(parents=True, exist_ok=True)
         path = _new_folder(root, log.name, default_name)
         _write_whole(path / "config.yaml", _config_text(config))
+        remember(_config_text(config))
         return cls(path)
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> "RunDirectory":
-        """An existing run directory, to go on writing. Follow with `truncate_to` what the checkpoint knows."""
+        """An existing run directory, to go on writing. Follow with `truncate_to` what the
+        checkpoint knows."""
         path = Path(path)
         if not path.is_dir():
-            raise RunDirectoryError(f"there is no run directory {path}; `ls {path.parent}` shows what there is")
+            raise RunDirectoryError(
+                f"there is no run directory {path}; `ls {path.parent}` shows what there is"
+            )
         return cls(path)
 
-    def write_config(self, config: Config) -> None:
+    def write_config(self, config: Config, *, changed: Mapping[str, list[Json]]) -> None:
         """Stores the config that the run goes on with; what changed is an event."""
-        trees = [one.model_dump(mode="json") for one in (self.config, config)]
-        values = {path: [get_path(tree, path) for tree in trees] for path in known_fields()}
-        changed = {path: pair for path, pair in values.items() if pair[0] != pair[1]}
         self._write_whole("config.yaml", _config_text(config))
-        self.write_event("config_changed", f"goes on with other settings: {', '.join(changed)}", changed=changed)
+        remember(_config_text(config))
+        self.write_event(
+            "config_changed",
+            f"goes on with other settings: {', '.join(changed)}",
+            changed=dict(changed),
+        )
 
     @property
     def checkpoints(self) -> Path:
         return self.path / "checkpoints"
 
     def write_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Appends the step's row. `time/...` goes to timings.jsonl; what is not finite becomes null and a note."""
+        """Appends the step's row. `time/...` goes to timings.jsonl; what is not finite becomes null
+        and a note."""
         for name, wanted in (("metrics.jsonl", False), ("timings.jsonl", True)):
-            chosen = {key: float(value) for key, value in metrics.items() if key.startswith("time/") == wanted}
+            chosen = {
+                key: float(value)
+                for key, value in metrics.items()
+                if key.startswith("time/") == wanted
+            }
             if chosen or not wanted:
                 self._append(name, step, {"step": step, **_finite(chosen)})
 
-    def write_episodes(self, step: int, episodes: Iterable[Episode], *, split: str = "step") -> None:
-        """Stores the episodes of a step ("step") or of an evaluation ("eval"), seconds apart from the rest."""
+    def write_episodes(
+        self, step: int, episodes: Iterable[Episode], *, split: str = "step"
+    ) -> None:
+        """Stores the episodes of a step ("step") or of an evaluation ("eval"), seconds apart from
+        the rest."""
         episodes = list(episodes)
         timeless = (_with_seconds(episode, None) for episode in episodes)
         self._write_step("episodes", split, step, (episode.to_line() for episode in timeless))
-        self._write_step("timings", split, step, (json.dumps(_seconds(episode)) for episode in episodes))
+        self._write_step(
+            "timings", split, step, (json.dumps(_seconds(episode)) for episode in episodes)
+        )
 
     def write_credit(self, step: int, rows: Iterable[CreditRow]) -> None:
         self._write_step("credit", "step", step, (json.dumps(row.to_json()) for row in rows))
@@ -188,25 +251,30 @@ class RunDirectory(RunReader):
     def write_ledger(self, entry: LedgerEntry) -> None:
         self._append("ledger.jsonl", entry.step, asdict(entry))
 
-    def write_event(self, kind: str, message: str, *, step: int | None = None, **facts: Json) -> None:
-        """Records what somebody should know. `turnwise doctor` reads these."""
-        self._append("events.jsonl", step, {"kind": kind, "message": message, "step": step, **facts})
+    def write_event(
+        self, kind: str, message: str, *, step: int | None = None, **facts: Json
+    ) -> None:
+        """Records a notice for the user. `turnwise doctor` shows it."""
+        self._append(
+            "events.jsonl", step, {"kind": kind, "message": message, "step": step, **facts}
+        )
 
     def write_summary(self, summary: Mapping[str, Json]) -> None:
-        """Stores what the run came to, such as success before and after."""
+        """Stores the result of the run, such as success before and after."""
         self._write_whole("summary.json", json.dumps(_finite_json(summary), indent=2) + "\n")
 
     def write_pieces(self, piece: Callable[[int], str]) -> None:
-        """Stores the text of every token that the stored credit speaks of, so that reports need no tokenizer."""
+        """Stores the text of every token in the stored credit, so that reports need no
+        tokenizer."""
         ids: set[int] = set()
         for step in sorted({*self.steps("credit")} & {*self.steps()}):
-            for row in read_lines(self._file("episodes", "step", step)):
-                ids.update(token for turn in row["turns"] for token in turn["completion"]["ids"])
+            for episode in read_lines(self._file("episodes", "step", step), Episode.from_json):
+                ids.update(token for turn in episode.turns for token in turn.completion.ids)
         pieces = {str(token): piece(token) for token in sorted(ids)}
         self._write_whole("pieces.json", json.dumps(pieces, ensure_ascii=False) + "\n")
 
     def positions(self) -> dict[str, int]:
-        """How much is written by now, on disk for certain. A checkpoint keeps it; `truncate_to` takes it."""
+        """The current file sizes, after a sync to disk. Stored in checkpoints for `truncate_to`."""
         sizes: dict[str, int] = {"step": self._step}
         for name in APPENDED:
             file = self._files[name]
@@ -216,7 +284,8 @@ class RunDirectory(RunReader):
         return sizes
 
     def truncate_to(self, positions: Mapping[str, int] | int) -> None:
-        """Cuts off what was written after these positions, or after this step, so that a resumed run writes it anew."""
+        """Truncates the files to these positions, or to this step, so that a resumed run writes the
+        rest again."""
         if isinstance(positions, int):
             step = positions
             sizes = {name: _size_up_to(self.path / name, step) for name in APPENDED}
@@ -227,18 +296,19 @@ class RunDirectory(RunReader):
             there = os.fstat(self._files[name].fileno()).st_size
             if there < size:
                 raise RunDirectoryError(
-                    f"{self.path / name} has {there} bytes, but had {size} when the checkpoint was written: the file "
+                    f"{self.path / name} has {there} bytes, but had {size} when the checkpoint was "
+                    "written: the file "
                     "was edited or lost; resume from an earlier checkpoint, or start a new run"
                 )
             os.ftruncate(self._files[name].fileno(), size)
         for kind in PER_STEP:
             for path in (self.path / kind).glob("*_*.jsonl"):
-                if int(path.stem.split("_")[1]) > step:
+                if (found := _STEP.search(path.stem)) and int(found[0]) > step:
                     path.unlink()
         self._step = step
 
     def close(self) -> None:
-        """Closes the files and lets others have the directory. May be called twice."""
+        """Closes the files and releases the lock. May be called twice."""
         for file in self._files.values():
             with contextlib.suppress(OSError):  # a full disk was reported when the line was written
                 file.close()
@@ -259,7 +329,9 @@ class RunDirectory(RunReader):
     def _write_step(self, kind: str, split: str, step: int, lines: Iterable[str]) -> None:
         if split not in ("step", "eval"):
             raise ValueError(f"split must be 'step' (training) or 'eval', got {split!r}")
-        self._write_whole(f"{kind}/{split}_{step:06d}.jsonl", "".join(line + "\n" for line in lines))
+        self._write_whole(
+            f"{kind}/{split}_{step:06d}.jsonl", "".join(line + "\n" for line in lines)
+        )
         self._step = max(self._step, step)
 
     def _write_whole(self, name: str, text: str) -> None:
@@ -271,7 +343,9 @@ def _merged(rows: Iterable[Mapping[str, Json]]) -> list[dict[str, float | None]]
     steps: dict[int, dict[str, float | None]] = {}
     for row in rows:
         found = steps.setdefault(row["step"], {"step": row["step"]})
-        found.update({key: value for key, value in row.items() if key not in ("step", "not_finite")})
+        found.update(
+            {key: value for key, value in row.items() if key not in ("step", "not_finite")}
+        )
     return [steps[step] for step in sorted(steps)]
 
 
@@ -297,22 +371,80 @@ def _seconds(episode: Episode) -> dict[str, Json]:
     }
 
 
-def _with_seconds(episode: Episode, seconds: Mapping[str, Json] | None) -> Episode:
-    zeros = [0.0] * len(episode.turns)
-    generate, env = (seconds["generate"], seconds["env"]) if seconds else (zeros, zeros)
+def read_episode(row: Mapping[str, Json]) -> Episode:
+    """The episode of a stored row."""
+    return checked(Episode.from_json(row))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Seconds:
+    """What the clock said of one episode, turn by turn."""
+
+    id: str
+    generate: tuple[float, ...]
+    env: tuple[float, ...]
+
+
+def _numbers(row: dict[str, Json]) -> dict[str, Json]:
+    """A row of metrics: a step, and numbers by name."""
+    if not isinstance(row.get("not_finite", {}), dict):
+        raise ValueError(f"not_finite has names, got {row['not_finite']!r:.80}")
+    for name, value in _stepped(row).items():
+        known = value is None or type(value) in (int, float)
+        if name != "not_finite" and not (known and math.isfinite(value or 0)):
+            raise ValueError(f"{name} is a number, got {value!r:.80}")
+    return row
+
+
+def _stepped(row: dict[str, Json]) -> dict[str, Json]:
+    if type(row["step"]) is not int:
+        raise ValueError(f"a row has a step, got {row!r:.80}")
+    return row
+
+
+def _event(row: dict[str, Json]) -> dict[str, Json]:
+    return row | {"kind": str(row["kind"]), "message": str(row["message"])}
+
+
+def _summary(data: Json) -> dict[str, Json]:
+    """What a run came to, its evaluations with all their fields."""
+
+    def evaluated(one: Json) -> Json:
+        return checked(Evaluated.from_json(obj(one))).to_json()
+
+    summary = obj(data)
+    for name in ("before", "after"):
+        if summary.get(name) is not None:
+            summary[name] = evaluated(summary[name])
+    if "baselines" in summary:
+        summary["baselines"] = [evaluated(one) for one in summary["baselines"] or ()]
+    return summary
+
+
+def _with_seconds(episode: Episode, seconds: _Seconds | None) -> Episode:
+    zeros = (0.0,) * len(episode.turns)
+    generate, env = (seconds.generate, seconds.env) if seconds else (zeros, zeros)
     turns = zip(episode.turns, generate, env, strict=True)
     return replace(
-        episode, turns=tuple(replace(turn, generate_seconds=ours, env_seconds=theirs) for turn, ours, theirs in turns)
+        episode,
+        turns=tuple(
+            replace(turn, generate_seconds=ours, env_seconds=theirs) for turn, ours, theirs in turns
+        ),
     )
 
 
 def _size_up_to(path: Path, step: int) -> int:
-    size = 0
-    for line in path.read_bytes().splitlines(keepends=True):
-        if json.loads(line)["step"] > step:
-            break
-        size += len(line)
-    return size
+    """Bytes of the lines before the first one of a later step."""
+    content = path.read_bytes()
+    kept = content.count(b"\n")
+    try:
+        for number, row in read_json_lines(path, lambda row: _stepped(obj(row)), torn=True):
+            if row["step"] > step:
+                kept = number - 1
+                break
+    except FileError as error:
+        raise RunDirectoryError(f"{error}; the file was edited") from error
+    return sum(len(line) + 1 for line in content.split(b"\n")[:kept])
 
 
 def _new_folder(root: Path, name: str | None, default: str) -> Path:
@@ -323,7 +455,8 @@ def _new_folder(root: Path, name: str | None, default: str) -> Path:
         except FileExistsError:
             if name is not None:
                 raise RunDirectoryError(
-                    f"{path} exists: a run never writes over another; choose another log.name, remove it, or go on "
+                    f"{path} exists: a run never writes over another; choose another log.name, "
+                    "remove it, or go on "
                     f"with `turnwise train --resume {path}`"
                 ) from None
         else:
@@ -360,7 +493,8 @@ def _disk_errors(path: Path, step: int) -> Generator[None]:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             raise
         raise RunDirectoryError(
-            f"no room left on the disk of {path} ({error.strerror}) after step {step}: free some space, then go on "
+            f"no room left on the disk of {path} ({error.strerror}) after step {step}: free some "
+            "space, then go on "
             f"from the last checkpoint with `turnwise train --resume {path}`"
         ) from error
 
@@ -386,7 +520,8 @@ def _lock(path: Path) -> TextIO:
         owner = file.read().strip() or "unknown"
         file.close()
         raise RunDirectoryError(
-            f"{path} is in use by process {owner}: a run directory has one writer; wait for it, or stop it"
+            f"{path} is in use by process {owner}: a run directory has one writer; wait for it, or "
+            "stop it"
         ) from None
     file.seek(0)
     file.truncate()

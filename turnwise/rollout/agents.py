@@ -1,74 +1,101 @@
-"""Agent: one episode in progress, its environment and its history. `@register_agent` makes subclasses known by name."""
+"""Agent: one episode in progress, its environment and its history. `@register_agent` registers
+subclasses by name."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from difflib import get_close_matches
+from typing import cast
 
-from turnwise.envs.base import EnvError, EnvTimeoutError
+from turnwise.envs.base import Cut, EnvError, EnvTimeoutError
+from turnwise.envs.gate import (
+    ask,
+    clean_text,
+    raised_at,
+    read_messages,
+    read_reward,
+    read_text,
+    words,
+)
 from turnwise.isolation.pools import EnvHandle
 from turnwise.rollout.outputs import EnvInput, EnvOutput, HistoryEntry
 from turnwise.rollout.plan import EpisodePlan
-from turnwise.types import Episode, Message, Observation, Status, StepResult, Turn
-
-_agents: dict[str, type["Agent"]] = {}
+from turnwise.types import Call, Episode, Message, Observation, Status, StepResult, Turn
+from turnwise.user_code import find_part, register_part, wanted_arguments
 
 
 def register_agent(name: str) -> Callable[[type["Agent"]], type["Agent"]]:
-    """A decorator that makes an agent class known as `name` (config key rollout.agent).
+    """A decorator that registers an agent class as `name` (config key rollout.agent).
 
     Example:
         >>> @register_agent("doctest-polite")
         ... class Polite(Agent):
         ...     def observe(self, messages):
-        ...         return [replace(message, content="Please: " + message.content) for message in messages]
+        ...         return [replace(message, content="Please: " + message.content)
+        ...                 for message in messages]
         >>> agent_class("doctest-polite") is Polite
         True
     """
-
-    def register(cls: type["Agent"]) -> type["Agent"]:
-        if _agents.setdefault(name, cls) is not cls:
-            raise ValueError(f"an agent named {name!r} is registered already: {_agents[name].__qualname__}")
-        return cls
-
-    return register
+    return cast("Callable[[type[Agent]], type[Agent]]", register_part("agent", name))
 
 
 def agent_class(name: str) -> type["Agent"]:
-    """The agent class with this name."""
-    if name not in _agents:
-        near = get_close_matches(name, _agents, n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else f"; registered: {', '.join(sorted(_agents))}"
-        raise ValueError(f"no agent is registered as {name!r}{hint}")
-    return _agents[name]
+    """The agent class with this name: registered, or `file.py:Class`."""
+    found = find_part("agent", name)
+    if not (isinstance(found, type) and issubclass(found, Agent)):
+        raise ValueError(f"rollout.agent {name!r} must be a subclass of turnwise.Agent")
+    return found
+
+
+SHAPER_ARGUMENTS = ("text", "action", "reward", "reward_parts", "info", "turn", "done")
+"""Names of the arguments that a reward shaper may take."""
+Shaper = Callable[..., float]
+
+
+def find_shaper(name: str) -> Shaper:
+    """The reward shaper with this name: registered, or `file.py:function`.
+
+    Raises:
+        ValueError: it is not a function, or takes an unknown argument.
+    """
+    found = find_part("shaper", name)
+    if not callable(found):
+        raise ValueError(f"a reward shaper is a function, and {name!r} is not")
+    wanted_arguments(found, dict.fromkeys(SHAPER_ARGUMENTS))
+    return cast(Shaper, found)
 
 
 @register_agent("default")
 class Agent:
     """One episode in progress. Each agent manages its own environment and history.
 
-    Subclasses override `observe` (what the model is shown of the environment's words) and `act` (what the environment
-    is given of the model's). Neither can change what the model said: its tokens are kept apart.
+    Subclasses override `observe` (changes the environment's messages for the model) and `act`
+    (changes the model's text for the environment). Neither can change the sampled tokens, which are
+    stored separately.
     """
 
     def __init__(self, plan: EpisodePlan, handle: EnvHandle, *, attempts: int = 1) -> None:
         self.plan = plan
         self.handle = handle
         self.attempts = attempts
+        self.shaper: Shaper | None = None
+        """Adds to the reward of every turn; the config's `env.shaping.function`."""
         self.status: Status | None = None
         self.error: str | None = None
-        self.cause: Exception | None = None
+        self.cause: BaseException | None = None
         self.opening: Observation | None = None
         self.turns: list[Turn] = []
         self.final_ids: tuple[int, ...] = ()
+        self.call: Call | None = None
+        """How the next turn is played, where it does not just continue the last one."""
         self._state_key = ""
 
     def observe(self, messages: Sequence[Message]) -> Sequence[Message]:
-        """What the model is shown of the environment's messages."""
+        """The environment's messages, as the model sees them; the whole conversation, if the
+        environment rewrote it."""
         return messages
 
     def act(self, text: str) -> str:
-        """What the environment is given of the model's reply."""
+        """The model's reply, as the environment sees it."""
         return text
 
     @property
@@ -81,32 +108,52 @@ class Agent:
 
     @property
     def last_messages(self) -> tuple[Message, ...]:
-        """What the environment said last."""
+        """The environment's last messages."""
         return self.turns[-1].messages if self.turns else ()
 
+    @property
+    def last_rewritten(self) -> Observation | None:
+        """The conversation that the environment put in place of the old one in the last turn."""
+        return self.turns[-1].rewritten if self.turns else None
+
     async def reset(self) -> None:
-        """Starts the episode. A failing environment ends it, with a Status."""
+        """Starts the episode. If the environment fails, the episode ends with a Status."""
         try:
+            if self.plan.error is not None:
+                raise EnvError(self.plan.error)
             opening = await self.handle.reset(self.plan.task, self.plan.noise_seed)
+            messages = self._observed(opening.messages)
         except Exception as error:
             self.fail_env(error)
             return
-        messages = tuple(self.observe(opening.messages))
-        self.opening = opening if messages is opening.messages else replace(opening, messages=messages)
+        self.opening = (
+            opening if messages is opening.messages else replace(opening, messages=messages)
+        )
+        self.call = opening.call
         self._state_key = opening.state_key or _text(messages)
 
     async def step(self, env_input: EnvInput) -> None:
-        """Plays one reply. A failing environment ends the episode, with a Status."""
+        """Plays one reply. If the environment fails, the episode ends with a Status."""
         started = time.perf_counter()
         try:
-            result = await self.handle.step(Message(role="assistant", content=self.act(env_input.text)))
+            said = ask("the agent's act", lambda: self.act(env_input.text))
+            said = read_text(said, what="the result of the agent's act")
+            result = await self.handle.step(Message(role="assistant", content=said), env_input)
             ending = self._ending(result, env_input)
             if ending is not None and not result.done:
-                result = _with_finish(result, await self.handle.finish())
+                why: Cut = "length" if ending is Status.TRUNCATED_LENGTH else "turns"
+                result = _with_finish(result, await self.handle.finish(why))
+            if self.shaper is not None:
+                result = shaped(
+                    result, self.shaper, env_input.text, turn=len(self.turns), over=ending
+                )
+            messages = self._observed(result.messages)
+            rewritten = result.rewritten
+            if rewritten is not None:
+                rewritten = replace(rewritten, messages=self._observed(rewritten.messages))
         except Exception as error:
             self.fail_env(error)
             return
-        messages = tuple(self.observe(result.messages))
         self.turns.append(
             Turn(
                 prompt_ids=env_input.prompt_ids,
@@ -119,35 +166,58 @@ class Agent:
                 reward_parts=result.reward_parts,
                 state_key=self._state_key,
                 info=result.info,
+                rewritten=rewritten,
                 generate_seconds=env_input.seconds,
                 env_seconds=time.perf_counter() - started,
+                parent=env_input.parent,
+                role="" if self.call is None else self.call.role,
+                trained=result.trained,
             )
         )
+        self._add_earlier(result.earlier)
+        self.call = result.call
         self._state_key = result.state_key or _text(messages)
         self.status = ending
 
-    async def cut(self, status: Status) -> None:
-        """Ends the episode before its next turn, because no further token fits."""
+    async def cut(self, status: Status, reason: str) -> None:
+        """Ends the episode before its next turn, because no further token fits. An episode without
+        a turn keeps the reason as its error."""
         try:
             if self.turns:
                 last = self.turns[-1]
-                result = StepResult(messages=(), reward=last.reward, reward_parts=last.reward_parts, info=last.info)
-                result = _with_finish(result, await self.handle.finish())
-                self.turns[-1] = replace(last, reward=result.reward, reward_parts=result.reward_parts, info=result.info)
+                result = StepResult(
+                    messages=(), reward=last.reward, reward_parts=last.reward_parts, info=last.info
+                )
+                result = _with_finish(result, await self.handle.finish("length"))
+                self.turns[-1] = replace(
+                    last, reward=result.reward, reward_parts=result.reward_parts, info=result.info
+                )
+                self._add_earlier(result.earlier)
+            else:
+                self.error = clean_text(reason)
         except Exception as error:
             self.fail_env(error)
             return
         self.status = status
+
+    def _add_earlier(self, rewards: Mapping[int, float]) -> None:
+        """Adds rewards that became known later to the turns that they are for."""
+        for index, reward in rewards.items():
+            turn = self.turns[index]
+            parts = dict(turn.reward_parts or {"env": turn.reward})
+            parts["later"] = parts.get("later", 0.0) + reward
+            self.turns[index] = replace(turn, reward=turn.reward + reward, reward_parts=parts)
 
     def fail_env(self, error: Exception) -> None:
         """Ends the episode because its environment failed."""
         timed_out = isinstance(error, EnvTimeoutError)
         self.fail(Status.ENV_TIMEOUT if timed_out else Status.ENV_ERROR, error)
 
-    def fail(self, status: Status, error: Exception) -> None:
+    def fail(self, status: Status, error: BaseException) -> None:
         self.status = status
         self.cause = error
-        self.error = str(error) if isinstance(error, EnvError) else f"{type(error).__name__}: {error}"
+        text = words(error) if isinstance(error, EnvError) else ""
+        self.error = text or raised_at(error)
 
     def env_output(self) -> EnvOutput:
         """The agent's state as a plain dictionary."""
@@ -166,15 +236,21 @@ class Agent:
                 entry["actions"] = [] if turn.action is None else [turn.action]
                 entry["reward"] = turn.reward
                 entry["info"] = dict(turn.info)
+            if index and (rewritten := self.turns[index - 1].rewritten) is not None:
+                entry["rewritten"] = rewritten.to_json()
             history.append(entry)
         return {
             "env_id": self.plan.env_id,
+            "episode_id": self.plan.episode_id,
+            "seed": self.plan.seed,
+            "tools": [dict(tool) for tool in self.opening.tools] if self.opening else [],
             "group_id": self.plan.group_id,
             "tag": self.plan.tag,
             "history": history,
             "penalty": sum(turn.reward_parts.get("format", 0.0) for turn in self.turns),
             "done": self.done,
             "status": None if self.status is None else self.status.value,
+            "episode": None if self.status is None else self.episode(),
         }
 
     def episode(self) -> Episode:
@@ -198,6 +274,13 @@ class Agent:
             attempts=self.attempts,
         )
 
+    def _observed(self, messages: tuple[Message, ...]) -> tuple[Message, ...]:
+        """The messages after `observe`, which may be user code."""
+        shown = ask("the agent's observe", lambda: self.observe(messages))
+        return (
+            messages if shown is messages else read_messages(shown, where="the result of observe")
+        )
+
     def _ending(self, result: StepResult, env_input: EnvInput) -> Status | None:
         if result.terminated:
             return Status.COMPLETED
@@ -208,15 +291,43 @@ class Agent:
         return None
 
 
+def shaped(
+    result: StepResult, shaper: Shaper, text: str, *, turn: int, over: Status | None
+) -> StepResult:
+    """The result, with the user's shaper added to the turn's reward.
+
+    Raises:
+        EnvError: the shaper raised, or its result is not a finite number.
+    """
+    known = {
+        "text": text,
+        "action": result.action,
+        "reward": result.reward,
+        "reward_parts": dict(result.reward_parts),
+        "info": dict(result.info),
+        "turn": turn,
+        "done": over is not None,
+    }
+    given = {name: known[name] for name in wanted_arguments(shaper, known)}
+    found = ask("the reward shaper", lambda: shaper(**given))
+    added = read_reward(found, name="the reward shaper", what="its result")
+    parts = {**(result.reward_parts or {"env": result.reward}), "shaper": added}
+    return replace(result, reward=result.reward + added, reward_parts=parts)
+
+
 def _with_finish(result: StepResult, finish: StepResult) -> StepResult:
     parts = dict(result.reward_parts)
     for name, value in finish.reward_parts.items():
         parts[name] = parts.get(name, 0.0) + value
     return replace(
         result,
-        reward=result.reward + finish.reward,
+        reward=read_reward(result.reward + finish.reward, name="the last turn"),
         reward_parts=parts,
         info={**result.info, **finish.info},
+        earlier={
+            turn: result.earlier.get(turn, 0.0) + finish.earlier.get(turn, 0.0)
+            for turn in {*result.earlier, *finish.earlier}
+        },
     )
 
 

@@ -1,49 +1,70 @@
 """EnvStateManager: the environments of a rollout, their groups, seeds and states."""
 
 import asyncio
+import logging
 from collections.abc import Coroutine, Mapping, Sequence
 from typing import Any
 
+from turnwise.config.load import load_config
 from turnwise.config.schema import Config
-from turnwise.envs.base import Env, EnvFactory
+from turnwise.envs.base import Env, EnvError, EnvFactory
+from turnwise.envs.gate import ask
 from turnwise.envs.registry import make_env
 from turnwise.isolation.pools import open_pool
 from turnwise.procs.event_loop import EventLoop
-from turnwise.rollout.agents import Agent, agent_class
+from turnwise.rollout.agents import Agent, agent_class, find_shaper
 from turnwise.rollout.outputs import EnvInput, EnvOutput
 from turnwise.rollout.plan import EpisodePlan, env_configs, plan_rollout
 from turnwise.types import Episode, Json, Status
+
+logger = logging.getLogger(__name__)
 
 
 class EnvStateManager:
     """Holds one agent per episode of the current rollout.
 
-    `reset`, `step` and `get_rollout_states` drive all environments in lockstep; the agents themselves (`start`,
-    `restart`) are what AgentProxy plays one by one, without a barrier between episodes.
+    `reset`, `step` and `get_rollout_states` drive all environments in lockstep; the agents
+    themselves (`start`, `restart`) are what AgentProxy plays one by one, without a barrier between
+    episodes.
+
+    Args:
+        config: a Config, or a mapping in any spelling that `load_config` takes.
+        mode: another name for `split`.
     """
 
     def __init__(
         self,
-        config: Config,
+        config: Config | Mapping[str, Any],
         *,
-        split: str = "train",
+        split: str | None = None,
+        mode: str | None = None,
         factories: Mapping[str, EnvFactory] | None = None,
         agent_cls: type[Agent] | None = None,
     ) -> None:
-        groups = config.rollout.train if split == "train" else config.rollout.val
-        self.split = split
+        if mode is not None and split not in (None, mode):
+            raise ValueError(f"mode = {mode!r} contradicts split = {split!r}; keep one")
+        self.split = split or mode or "train"
+        if self.split not in ("train", "val"):
+            raise ValueError(f"split is train or val, got {self.split!r}")
+        config = config if isinstance(config, Config) else load_config(config)
+        groups = config.rollout.train if self.split == "train" else config.rollout.val
         self.agents: dict[int, Agent] = {}
         self.num_resets = 0
-        """How many rollouts were started: the step of the next `reset`. Part of a checkpoint."""
+        """Number of rollouts started: the step of the next `reset`. Part of a checkpoint."""
         self._config = config
         self._agent_cls = agent_cls or agent_class(config.rollout.agent)
         self._loop = EventLoop()
         configs = env_configs(config, groups)
+        self._shapers = {
+            tag: find_shaper(env.shaping.function)
+            for tag, env in configs.items()
+            if env.shaping.function is not None
+        }
         given = dict(factories or {})
         self.probes: dict[str, Env] = {
             tag: given[tag]() if tag in given else make_env(env) for tag, env in configs.items()
         }
-        """One environment per tag, which makes tasks and answers questions; it plays no episode."""
+        """One environment per tag, to make tasks and read limits; it plays no episode."""
         self._pool = open_pool(configs, config.rollout, factories=given)
 
     def start(self, step: int) -> list[Agent]:
@@ -54,7 +75,8 @@ class EnvStateManager:
         return list(self.agents.values())
 
     def take(self, plans: Sequence[EpisodePlan]) -> list[Agent]:
-        """Agents for exactly these plans, beside those that are there; their env_ids are the caller's to keep apart."""
+        """Agents for exactly these plans, besides the existing agents. The caller must keep env_ids
+        distinct."""
         taken = {plan.env_id: self._agent(plan) for plan in plans}
         self.agents |= taken
         return list(taken.values())
@@ -73,15 +95,16 @@ class EnvStateManager:
         return [agent.env_output() for agent in agents]
 
     def step(self, env_inputs: Sequence[EnvInput]) -> list[EnvOutput]:
-        """Plays one reply in each of the environments given; returns the states of those that are not over."""
+        """Plays one reply in each of the given environments; returns the states of those that are
+        not over."""
         moving = [self.agents[env_input.env_id] for env_input in env_inputs]
         steps = [agent.step(env_input) for agent, env_input in zip(moving, env_inputs, strict=True)]
         self._loop.run(_all(steps))
         return [agent.env_output() for agent in moving if not agent.done]
 
-    def cut(self, env_id: int, status: Status) -> None:
+    def cut(self, env_id: int, status: Status, reason: str) -> None:
         """Ends one episode before its next turn, because no further token fits."""
-        self._loop.run(self.agents[env_id].cut(status))
+        self._loop.run(self.agents[env_id].cut(status, reason))
 
     def get_rollout_states(self) -> list[EnvOutput]:
         """The states of all environments of the rollout, finished or not."""
@@ -92,24 +115,32 @@ class EnvStateManager:
         return [agent.episode() for agent in self.agents.values() if agent.done]
 
     def pool_facts(self) -> dict[str, Json]:
-        """Where the environments run (isolation), what they were measured to take (ms_per_call), and how many workers
-        were started, restarted, hung or died."""
+        """Where the environments run (isolation), their measured times (ms_per_call), and how many
+        workers were started, restarted, hung or died."""
         return self._pool.facts()
 
     async def aclose(self) -> None:
         """Closes every environment."""
         for agent in self.agents.values():
-            await agent.handle.close()
+            try:
+                await agent.handle.close()
+            except EnvError as error:  # close the others too
+                logger.warning("closing the environment of %s: %s", agent.plan.episode_id, error)
         await self._pool.close()
-        for probe in self.probes.values():
-            probe.close()
+        for tag, probe in self.probes.items():
+            try:
+                ask(f"{tag}: close", probe.close)
+            except EnvError as error:
+                logger.warning("%s", error)
 
     def close(self) -> None:
         self._loop.run(self.aclose())
         self._loop.close()
 
     def _agent(self, plan: EpisodePlan, *, attempts: int = 1) -> Agent:
-        return self._agent_cls(plan, self._pool.open(plan.tag), attempts=attempts)
+        agent = self._agent_cls(plan, self._pool.open(plan.tag), attempts=attempts)
+        agent.shaper = self._shapers.get(plan.tag)
+        return agent
 
 
 async def _all(jobs: Sequence[Coroutine[Any, Any, None]]) -> None:

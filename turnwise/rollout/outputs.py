@@ -1,17 +1,20 @@
-"""What travels between the parts of a rollout: env_outputs -> lm_inputs -> lm_outputs -> env_inputs -> env_outputs.
+"""Records passed between the parts of a rollout: env_outputs -> lm_inputs -> lm_outputs ->
+env_inputs -> env_outputs.
 
-Nobody changes these records. They are not frozen because every turn makes three, and a frozen one takes longer to make.
+They are never modified. They are not frozen dataclasses because those are slower to create, and
+every turn creates three.
 """
 
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import TypedDict
 
 from turnwise.generate.base import Session
-from turnwise.types import Completion, Json
+from turnwise.types import Completion, Episode, Json
 
 
 class HistoryEntry(TypedDict, total=False):
-    """One state and, once it was played from, what came of it."""
+    """One state, with the reply and its result after it was played."""
 
     state: str
     """The environment's text."""
@@ -20,29 +23,39 @@ class HistoryEntry(TypedDict, total=False):
     actions_left: int | None
     """Turns that are left."""
     llm_response: str
-    """What the model said, as it said it."""
+    """The model's reply, unchanged."""
     actions: list[str]
-    """What the environment understood."""
+    """The actions that the environment parsed."""
     reward: float
     info: dict[str, Json]
+    rewritten: dict[str, Json]
+    """The whole conversation from this state on, where the environment rewrote it."""
 
 
 class EnvOutput(TypedDict):
     """The state of one environment of a rollout, as a plain dictionary."""
 
     env_id: int
+    episode_id: str
+    seed: int
+    """Keys the episode's tokens."""
+    tools: list[dict[str, Json]]
+    """Tool schemas for the chat template."""
     group_id: int
     tag: str
     history: list[HistoryEntry]
     penalty: float
-    """Sum of the format penalties so far. They are part of the turns' rewards; this is for people and filters."""
+    """Sum of the format penalties so far. They are part of the turns' rewards; this copy is for
+    display and filters."""
     done: bool
     status: str | None
+    episode: Episode | None
+    """The episode with its tokens, once it is over."""
 
 
 @dataclass(kw_only=True, slots=True)
 class LmInput:
-    """What one environment asks of the generator."""
+    """One environment's request to the generator."""
 
     env_id: int
     session: Session
@@ -53,14 +66,18 @@ class LmInput:
     stale: Session | None
     """The session that the restart replaces, to be released."""
     max_tokens: int
-    """Room for the reply: at most the limit per reply, and what is left of the context."""
+    """Tokens for the reply: the smaller of the limit per reply and the rest of the context."""
     context_bound: bool
-    """True where the context, not the limit per reply, bounds max_tokens."""
+    """True if the context, not the limit per reply, bounds max_tokens."""
+    prefix: tuple[int, ...] = ()
+    """Ids that a new session must hold first, where it continues a conversation that was left."""
+    parent: int | None = None
+    """The turn that this one continues, where that is not the previous one."""
 
 
 @dataclass(kw_only=True, slots=True)
 class LmOutput:
-    """What the generator answered."""
+    """The generator's answer."""
 
     env_id: int
     completion: Completion
@@ -69,7 +86,7 @@ class LmOutput:
 
 @dataclass(kw_only=True, slots=True)
 class EnvInput:
-    """What one environment is given: the reply as text, and the tokens that it really was."""
+    """One environment's input: the reply as text, with its sampled tokens."""
 
     env_id: int
     text: str
@@ -77,5 +94,9 @@ class EnvInput:
     prompt_ids: tuple[int, ...]
     restart: bool
     context_full: bool
-    """True where the reply used up the context: no further turn fits."""
+    """True if the reply filled the context: no further turn fits."""
     seconds: float = 0.0
+    parent: int | None = None
+    """The turn that this one continues, where that is not the previous one."""
+    decode: Callable[[Sequence[int]], str] | None = field(default=None, compare=False, repr=False)
+    """The text of ids, for environments that tell a program the log-prob of every token."""

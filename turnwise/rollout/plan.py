@@ -1,10 +1,12 @@
-"""Which episodes a rollout plays: groups, tags, tasks and seeds, all of it fixed before anything runs."""
+"""Plans the episodes of a rollout: groups, tags, tasks and seeds, all fixed before anything
+runs."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from turnwise.config.schema import Config, EnvConfig, GroupsConfig
-from turnwise.envs.base import Env
+from turnwise.envs.base import Env, EnvError
+from turnwise.envs.gate import admit_task, ask, words
 from turnwise.seeding import derive_seed
 from turnwise.types import Task
 
@@ -14,7 +16,8 @@ class EpisodePlan:
     """One episode before it is played.
 
     Example:
-        >>> plan = EpisodePlan(env_id=5, group_id=1, index=1, tag="FrozenLake", task=Task(id="t", seed=3),
+        >>> plan = EpisodePlan(env_id=5, group_id=1, index=1, tag="FrozenLake",
+        ...     task=Task(id="t", seed=3),
         ...                    seed=11, noise_seed=12, episode_id="train-000000-g1-m1", max_turn=5)
         >>> plan.task.seed
         3
@@ -24,20 +27,23 @@ class EpisodePlan:
     """Position in the rollout, 0 to env_groups * group_size - 1."""
     group_id: int
     index: int
-    """Member of the group."""
+    """Index in the group."""
     tag: str
     task: Task
     """Shared by the members of a group."""
     seed: int
-    """Keys the episode's tokens; differs between the members of a group."""
+    """Seeds the sampling of the episode's tokens; differs between the members of a group."""
     noise_seed: int
     """Seeds the environment's own noise; differs between the members of a group."""
     episode_id: str
     max_turn: int
+    error: str | None = None
+    """Why the environment has no task for this seed. Only this episode fails."""
 
 
 def divide_groups(groups: GroupsConfig) -> list[str]:
-    """The tag of every group, in order. Without n_groups, the groups are dealt evenly, the first tags getting more.
+    """The tag of every group, in order. Without n_groups, groups are divided evenly; the first tags
+    get the remainder.
 
     Example:
         >>> divide_groups(GroupsConfig(env_groups=3, group_size=2, tags=("a", "b")))
@@ -50,8 +56,8 @@ def divide_groups(groups: GroupsConfig) -> list[str]:
 
 
 def env_configs(config: Config, groups: GroupsConfig) -> dict[str, EnvConfig]:
-    """The environment behind each tag of a rollout. A tag that is no key of `envs` is an environment's name, with the
-    settings of `env` where it is the same environment.
+    """The environment config of each tag of a rollout. A tag that is not a key of `envs` is an
+    environment's name; it has the settings of `env` if that is the same environment.
 
     Example:
         >>> config = Config(envs={"lake": EnvConfig(name="frozen_lake", max_turn=3)})
@@ -71,21 +77,23 @@ def env_configs(config: Config, groups: GroupsConfig) -> dict[str, EnvConfig]:
 
 
 def turn_limit(config: Config, env_config: EnvConfig, env: Env) -> int:
-    """Turns per episode: the config's limit, and never more than the environment's own."""
+    """Turns per episode: the lower of the config's limit and the environment's own."""
     if not config.train.multi_turn or env_config.single_turn:
         return 1
     limit = env_config.max_turn or config.train.max_turn
     return limit if env.max_turns is None else min(limit, env.max_turns)
 
 
-def plan_rollout(config: Config, *, split: str, step: int, probes: Mapping[str, Env]) -> list[EpisodePlan]:
+def plan_rollout(
+    config: Config, *, split: str, step: int, probes: Mapping[str, Env]
+) -> list[EpisodePlan]:
     """Every episode of one rollout. The same config, split and step give the same plan.
 
-    Validation plans do not depend on the step: every evaluation of a run, and of other runs with its seed, plays the
+    Validation plans do not depend on the step: all evaluations of runs with the same seed play the
     same tasks, so that results can be compared pairwise.
 
     Args:
-        probes: one environment per tag, which turns seeds into tasks.
+        probes: one environment per tag, to make tasks from seeds.
     """
     groups = config.rollout.train if split == "train" else config.rollout.val
     configs = env_configs(config, groups)
@@ -94,7 +102,8 @@ def plan_rollout(config: Config, *, split: str, step: int, probes: Mapping[str, 
     for group_id, tag in enumerate(divide_groups(groups)):
         tag = tag or config.env.name
         probe = probes[tag]
-        task = probe.make_task(derive_seed(config.seed, f"task/{split}", moment, group_id), split)
+        seed = derive_seed(config.seed, f"task/{split}", moment, group_id)
+        task, error = task_of_seed(probe, seed, split, tag=tag)
         max_turn = turn_limit(config, configs[tag], probe)
         for index in range(groups.group_size):
             plans.append(
@@ -108,6 +117,16 @@ def plan_rollout(config: Config, *, split: str, step: int, probes: Mapping[str, 
                     noise_seed=derive_seed(config.seed, f"noise/{split}", moment, group_id, index),
                     episode_id=f"{split}-{step:06d}-g{group_id}-m{index}",
                     max_turn=max_turn,
+                    error=error,
                 )
             )
     return plans
+
+
+def task_of_seed(probe: Env, seed: int, split: str, *, tag: str) -> tuple[Task, str | None]:
+    """(the task of a seed, None), or (a task without a payload, the error)."""
+    try:
+        task = ask(f"{tag}: make_task", lambda: admit_task(probe.make_task(seed, split), name=tag))
+    except EnvError as error:
+        return Task(id=f"{tag}/{split}/{seed}", seed=seed, split=split), words(error) or "EnvError"
+    return task, None

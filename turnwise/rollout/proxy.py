@@ -1,4 +1,5 @@
-"""AgentProxy: plays episodes with a generator, each on its own. A slow environment never holds the others."""
+"""AgentProxy: plays episodes with a generator, each independently. A slow environment never blocks
+the others."""
 
 import asyncio
 import logging
@@ -9,11 +10,13 @@ from dataclasses import dataclass
 
 from turnwise.chat.render import Tokenizer
 from turnwise.config.schema import Config, RolloutConfig
-from turnwise.envs.base import EnvFactory
+from turnwise.envs.base import EnvError, EnvFactory, WaitingEnv
+from turnwise.envs.gate import clean_text
 from turnwise.generate.base import ContextOverflowError, Generator, Sampling
 from turnwise.isolation.processes import WorkerLostError
 from turnwise.procs.event_loop import EventLoop
 from turnwise.procs.garbage import calm_collector
+from turnwise.procs.progress import Progress, Stall, some_of
 from turnwise.rollout.agents import Agent
 from turnwise.rollout.context import ContextManager
 from turnwise.rollout.env_state import EnvStateManager
@@ -22,14 +25,14 @@ from turnwise.rollout.speakers import PlayerError, PolicySpeaker, Speaker
 from turnwise.types import Episode, Status
 
 logger = logging.getLogger(__name__)
-MAX_WORKER_LOSSES = 20  # restarts that an episode gets for free, because another one took its worker down
-EPISODES_PER_WAVE = 32  # episodes that are started before the generator gets its turn, at least
-WAVES = 32  # and at most so many waves
-CANCEL_SECONDS = 5.0  # what a cancelled episode gets to close its environment
+MAX_WORKER_LOSSES = 20  # restarts of an episode after another one crashed its worker
+EPISODES_PER_WAVE = 32  # episodes started before the generator runs, at least
+WAVES = 32  # most waves per rollout
+CANCEL_SECONDS = 5.0  # time for a cancelled episode to close its environment
 
 
 class RolloutError(RuntimeError):
-    """Not one episode of a rollout could be used."""
+    """No episode of a rollout is usable."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,9 +45,10 @@ class RolloutResult:
     """
 
     episodes: tuple[Episode, ...]
-    """Usable episodes, in the order of their plan. Groups are repaired: none is smaller than allowed."""
+    """Usable episodes, in the order of their plan. No group is smaller than allowed."""
     dropped: tuple[Episode, ...]
-    """Failed episodes, and those whose group became too small. They are stored and counted, never trained on."""
+    """Failed episodes, and those whose group became too small. They are stored and counted, never
+    trained on."""
     seconds: float
 
     @property
@@ -54,7 +58,8 @@ class RolloutResult:
 
 
 def sampling_for(config: RolloutConfig, split: str) -> Sampling:
-    """How replies are drawn. Training refuses whatever would make the sampled distribution differ from the scored one.
+    """Sampling settings of a split. Training refuses settings that make the sampled distribution
+    differ from the scored one.
 
     Example:
         >>> sampling_for(RolloutConfig(temperature=0.7), "train").temperature
@@ -63,11 +68,14 @@ def sampling_for(config: RolloutConfig, split: str) -> Sampling:
     training = split == "train"
     if training and (config.top_k or config.top_p < 1.0):
         raise ValueError(
-            f"rollout.top_k = {config.top_k} and rollout.top_p = {config.top_p} change the sampled distribution, not "
+            f"rollout.top_k = {config.top_k} and rollout.top_p = {config.top_p} change the sampled "
+            "distribution, not "
             "the scored one; training needs top_k: 0 and top_p: 1.0"
         )
     if training and config.temperature == 0.0:
-        raise ValueError("rollout.temperature = 0 samples no exploration; training needs a temperature above 0")
+        raise ValueError(
+            "rollout.temperature = 0 does not explore; training needs a temperature above 0"
+        )
     return Sampling(
         max_tokens=config.max_response_tokens,
         temperature=config.temperature if training else config.eval_temperature,
@@ -78,15 +86,16 @@ def sampling_for(config: RolloutConfig, split: str) -> Sampling:
 
 
 class AgentProxy:
-    """Manages multi-turn rollouts: environments, contexts and whoever replies.
+    """Manages multi-turn rollouts: environments, contexts and the speaker that replies.
 
-    Every episode is a task of its own: reset, then reply and step until it is over. There is no barrier between
-    episodes; the generator batches whatever is waiting. A failed episode is started again with a fresh environment and
-    the same seeds, and dropped when that does not help.
+    Every episode is its own asyncio task: reset, then reply and step until it is over. There is no
+    barrier between episodes; the generator batches the waiting requests. A failed episode is
+    retried with a fresh environment and the same seeds, and dropped if that fails too.
 
     Args:
-        generator, tokenizer: the policy. Both may be None where a `speaker` replies in its place.
+        generator, tokenizer: the policy. Both may be None if a `speaker` is given.
         factories: environments given as objects, by tag.
+        on_turn, on_episode: called after every turn (the agent's last) and after every episode.
     """
 
     def __init__(
@@ -99,76 +108,139 @@ class AgentProxy:
         factories: Mapping[str, EnvFactory] | None = None,
         agent_cls: type[Agent] | None = None,
         speaker: Speaker | None = None,
+        on_turn: Callable[[Agent], None] | None = None,
+        on_episode: Callable[[Episode], None] | None = None,
     ) -> None:
         self.split = split
+        self._on_turn, self._on_episode = on_turn, on_episode
         self.generator = generator
         self._config = config.rollout
-        self._group_size = (config.rollout.train if split == "train" else config.rollout.val).group_size
+        self._group_size = (
+            config.rollout.train if split == "train" else config.rollout.val
+        ).group_size
         if speaker is None:
             if generator is None or tokenizer is None:
-                raise ValueError("AgentProxy needs a generator and a tokenizer, or a speaker in their place")
+                raise ValueError(
+                    "AgentProxy needs a generator and a tokenizer, or a speaker in their place"
+                )
             sampling = sampling_for(config.rollout, split)
-            self.context = ContextManager(tokenizer, config.rollout, max_context=generator.max_context)
-            speaker = PolicySpeaker(self.context, generator, sampling, timeout=config.rollout.generate_timeout)
+            self.context = ContextManager(
+                tokenizer, config.rollout, max_context=generator.max_context
+            )
+            speaker = PolicySpeaker(
+                self.context, generator, sampling, timeout=config.rollout.generate_timeout
+            )
         self._speaker = speaker
-        self.env_state = EnvStateManager(config, split=split, factories=factories, agent_cls=agent_cls)
+        self.env_state = EnvStateManager(
+            config, split=split, factories=factories, agent_cls=agent_cls
+        )
+        for tag, probe in self.env_state.probes.items():
+            if config.rollout.window != "full" and isinstance(probe, WaitingEnv):
+                self.env_state.close()
+                raise ValueError(
+                    f"rollout.window: {config.rollout.window} cannot be honoured for the agent "
+                    f"{tag!r}, whose program decides what the model reads; set rollout.window: full"
+                )
         self._loop = EventLoop()
+        self._moves = 0
+        """Resets and turns that were made. While it stands still, the rollout waits."""
 
     def play(self, step: int) -> RolloutResult:
-        """One rollout, waited for. Inside a running event loop, await `rollout` instead."""
+        """One rollout; blocks until it is done. Inside a running event loop, await `rollout`
+        instead."""
         return self._loop.run(self.rollout(step))
 
-    def play_all(self, step: int, *, on_episode: Callable[[Episode], None] | None = None) -> list[Episode]:
-        """All episodes of one rollout, failed ones with their status, waited for."""
+    def play_all(
+        self, step: int, *, on_episode: Callable[[Episode], None] | None = None
+    ) -> list[Episode]:
+        """All episodes of one rollout, failed ones with their status; blocks until they are
+        done."""
         return self._loop.run(self.episodes(step, on_episode=on_episode))
 
     async def rollout(self, step: int) -> RolloutResult:
         """Plays all episodes of one rollout, and repairs its groups.
 
         Raises:
-            RolloutError: no episode could be used; the message has the first error.
+            RolloutError: no episode is usable; the message has the first error.
         """
         started = time.perf_counter()
         episodes = await self.episodes(step)
         kept, dropped = repair_groups(episodes, self._config, group_size=self._group_size)
         if not kept:
             first = next((episode for episode in dropped if episode.error), None)
-            why = f"first error: {first.status.value}: {first.error}" if first else "no episode has a turn"
-            raise RolloutError(f"none of the {len(dropped)} episodes of step {step} can be used; {why}")
+            why = (
+                f"first error: {first.status.value}: {first.error}"
+                if first
+                else "no episode has a turn"
+            )
+            raise RolloutError(
+                f"none of the {len(dropped)} episodes of step {step} can be used; {why}"
+            )
         if dropped:
             counts = Counter(episode.status.value for episode in dropped)
-            logger.warning("step %d: %d of %d episodes dropped: %s", step, len(dropped), len(episodes), dict(counts))
-        return RolloutResult(episodes=tuple(kept), dropped=tuple(dropped), seconds=time.perf_counter() - started)
+            logger.warning(
+                "step %d: %d of %d episodes dropped: %s",
+                step,
+                len(dropped),
+                len(episodes),
+                dict(counts),
+            )
+        return RolloutResult(
+            episodes=tuple(kept), dropped=tuple(dropped), seconds=time.perf_counter() - started
+        )
 
-    async def episodes(self, step: int, *, on_episode: Callable[[Episode], None] | None = None) -> list[Episode]:
+    async def episodes(
+        self, step: int, *, on_episode: Callable[[Episode], None] | None = None
+    ) -> list[Episode]:
         """All episodes of one rollout in the order of their plan, failed ones with their status."""
-        with calm_collector():
+        what = f"playing {'held-out ' * (self.split != 'train')}episodes"
+        with calm_collector(), Progress(what) as progress:
             agents = self.env_state.start(step)
+            progress.total = len(agents)
+
+            def over(episode: Episode) -> None:
+                progress.advance()
+                if on_episode is not None:
+                    on_episode(episode)
+
             jobs: list[asyncio.Task[Episode]] = []
+            watch = asyncio.create_task(self._say_stalls())
             wave = max(EPISODES_PER_WAVE, len(agents) // WAVES)
             try:
                 for agent in agents:
-                    jobs.append(asyncio.create_task(self._play(agent.plan.env_id, on_episode)))
+                    jobs.append(asyncio.create_task(self._play(agent.plan.env_id, over)))
                     if len(jobs) % wave == 0:
-                        await asyncio.sleep(0)  # the generator begins with the first ones while the others reset
+                        await asyncio.sleep(
+                            0
+                        )  # the generator starts on these while the others reset
                 return await asyncio.gather(*jobs)
             except BaseException:
                 for job in jobs:
                     job.cancel()
                 raise
+            finally:
+                watch.cancel()
 
     def play_these(self, plans: Sequence[EpisodePlan]) -> list[Episode]:
-        """`play_plans`, waited for."""
-        return self._loop.run(self.play_plans(plans))
+        """`play_plans`; blocks until it is done."""
+        with Progress("playing episodes", total=len(plans)) as progress:
+            return self._loop.run(self.play_plans(plans, on_episode=lambda _: progress.advance()))
 
-    async def play_plans(self, plans: Sequence[EpisodePlan], *, timeout: float | None = None) -> list[Episode]:
-        """The episodes of exactly these plans, in their order, the failed ones with their status.
+    async def play_plans(
+        self,
+        plans: Sequence[EpisodePlan],
+        *,
+        timeout: float | None = None,
+        on_episode: Callable[[Episode], None] | None = None,
+    ) -> list[Episode]:
+        """The episodes of exactly these plans, in their order; failed ones have their status.
 
-        For callers that choose the tasks themselves. Several calls may run side by side where their plans' env_ids
-        differ. An episode that is not over after `timeout` seconds is cut off and ends as `env_timeout`.
+        For callers that choose the tasks. Several calls may run concurrently if their env_ids
+        differ. An episode that is not over after `timeout` seconds ends as `env_timeout`.
         """
         self.env_state.take(plans)
-        jobs = [asyncio.create_task(self._play(plan.env_id)) for plan in plans]
+        jobs = [asyncio.create_task(self._play(plan.env_id, on_episode)) for plan in plans]
+        watch = asyncio.create_task(self._say_stalls())
         try:
             _, late = await asyncio.wait(jobs, timeout=timeout)
             for job in late:
@@ -181,21 +253,27 @@ class AgentProxy:
                     episodes.append(job.result())
                     continue
                 agent = self.env_state.agents[plan.env_id]
-                agent.fail(Status.ENV_TIMEOUT, TimeoutError(f"the episode was not over after {timeout:g} s"))
+                agent.fail(
+                    Status.ENV_TIMEOUT,
+                    TimeoutError(f"the episode was not over after {timeout:g} s"),
+                )
                 episodes.append(agent.episode())
             return episodes
         finally:
+            watch.cancel()
             for job in jobs:
                 job.cancel()
             for plan in plans:
                 self.env_state.agents.pop(plan.env_id, None)
 
     def close(self) -> None:
-        """Closes the environments and, with them, every process that they run in."""
+        """Closes the environments and their processes."""
         self._loop.run(self.env_state.aclose())
         self._loop.close()
 
-    async def _play(self, env_id: int, on_episode: Callable[[Episode], None] | None = None) -> Episode:
+    async def _play(
+        self, env_id: int, on_episode: Callable[[Episode], None] | None = None
+    ) -> Episode:
         losses = 0
         agent = self.env_state.agents[env_id]
         while True:
@@ -210,46 +288,81 @@ class AgentProxy:
             else:
                 break
         episode = agent.episode()
-        if on_episode is not None:
-            on_episode(episode)
+        for tell in (on_episode, self._on_episode):
+            if tell is not None:
+                tell(episode)
         return episode
 
+    async def _say_stalls(self) -> None:
+        """Says which episodes are waited for, whenever nothing has moved for
+        `rollout.stall_timeout`."""
+        stall = Stall(self._config.stall_timeout)
+        while True:
+            seconds = stall.look(self._moves)
+            if seconds is not None:
+                open_ = [agent for agent in self.env_state.agents.values() if not agent.done]
+                names = [
+                    f"{agent.plan.episode_id} (turn {len(agent.turns) + 1})" for agent in open_
+                ]
+                logger.warning(
+                    "nothing has moved for %.0f s (rollout.stall_timeout); waiting for %s",
+                    seconds,
+                    some_of(names),
+                )
+            await asyncio.sleep(min(1.0, stall.seconds / 4))
+
     async def _attempt(self, agent: Agent) -> bool:
-        """Plays the agent's episode to its end. True where its worker process was lost through no fault of its own."""
+        """Plays the agent's episode to its end. True if its worker process was lost because of
+        another episode."""
         try:
             await agent.reset()
+            self._moves += 1
             if agent.opening is not None:
                 self._speaker.open(agent)
             while not agent.done:
                 await self._turn(agent)
             if agent.status is Status.TRUNCATED_TURNS:
-                agent.final_ids = self._speaker.final_ids(agent)
+                try:
+                    agent.final_ids = self._speaker.final_ids(agent)
+                except Exception as error:  # this chat template may refuse the conversation
+                    agent.fail(Status.GENERATOR_ERROR, error)
             return isinstance(agent.cause, WorkerLostError)
         finally:
             await self._speaker.close(agent)
             try:
                 await agent.handle.close()
-            except Exception as error:  # the episode is over and its result stands
-                logger.warning("%s: closing the environment failed: %s", agent.plan.episode_id, error)
+            except Exception as error:  # the episode is over; keep its result
+                logger.warning(
+                    "%s: closing the environment failed: %s", agent.plan.episode_id, error
+                )
 
     async def _turn(self, agent: Agent) -> None:
         try:
             env_input = await self._speaker.reply(agent)
+            env_input.text = clean_text(env_input.text)
         except PlayerError:
             raise
-        except ContextOverflowError:
-            await agent.cut(Status.TRUNCATED_LENGTH)
-        except Exception as error:
+        except ContextOverflowError as error:
+            await agent.cut(Status.TRUNCATED_LENGTH, str(error))
+        except EnvError as error:  # from a player's request for a hint
+            agent.fail_env(error)
+        except (Exception, SystemExit, asyncio.CancelledError) as error:
+            task = asyncio.current_task()
+            if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
+                raise  # the rollout is cancelled; a player's own error would end it too
             agent.fail(Status.GENERATOR_ERROR, error)
         else:
             await agent.step(env_input)
+            self._moves += 1
+            if self._on_turn is not None and not agent.failed:
+                self._on_turn(agent)
 
 
 def repair_groups(
     episodes: Sequence[Episode], config: RolloutConfig, *, group_size: int
 ) -> tuple[list[Episode], list[Episode]]:
-    """(kept, dropped) episodes. A failed one, or one without a turn, leaves its group; a group that became too small
-    to have a baseline goes whole, and so does any group with a failure under `on_failure: drop_group`.
+    """(kept, dropped) episodes. Drops episodes that failed or have no turn, groups that became too
+    small for a baseline and, with `on_failure: drop_group`, every group with a failure.
     """
     groups: dict[int, list[Episode]] = defaultdict(list)
     broken: set[int] = set()

@@ -1,9 +1,11 @@
-"""Speakers: who replies in a rollout's episodes. The policy speaks in tokens, any other player in messages."""
+"""Speakers: the sources of replies in a rollout. The policy replies in tokens, other players in
+messages."""
 
 import time
 from dataclasses import replace
 from typing import Protocol
 
+from turnwise.data.samples import path_ids
 from turnwise.generate.base import Generator, Sampling
 from turnwise.procs.deadlines import Deadlines
 from turnwise.rollout.agents import Agent
@@ -12,38 +14,41 @@ from turnwise.rollout.outputs import EnvInput, LmOutput
 
 
 class PlayerError(ValueError):
-    """This player cannot play this environment at all: not an episode's failure, but the rollout's."""
+    """This player cannot play this environment. It fails the rollout, not an episode."""
 
 
 class Speaker(Protocol):
-    """Replies for agents, many episodes at once."""
+    """Replies for the agents of many concurrent episodes."""
 
     def open(self, agent: Agent) -> None:
-        """The agent's episode begins; its opening is there."""
+        """Called when the agent's episode begins, after the reset."""
         ...
 
     async def reply(self, agent: Agent) -> EnvInput:
-        """What is said after the agent's last turn.
+        """The reply after the agent's last turn.
 
         Raises:
-            ContextOverflowError: nothing more fits; the episode is cut.
-            PlayerError: this player cannot play here; the rollout ends.
+            ContextOverflowError: no token fits; the episode is cut.
+            PlayerError: this player cannot play this environment; the rollout ends.
         """
         ...
 
     def final_ids(self, agent: Agent) -> tuple[int, ...]:
-        """Ids of what the environment said last, for the critic of an episode that was cut after its last turn."""
+        """Ids of the environment's last messages, for the critic's value after a cut episode."""
         ...
 
     async def close(self, agent: Agent) -> None:
-        """The episode is over. May be called for one that was never opened."""
+        """Called when the episode is over, even if it was never opened."""
         ...
 
 
 class PolicySpeaker:
-    """A policy whose tokens a generator samples. The context manager turns messages into its ids and back."""
+    """A policy whose tokens a generator samples. The context manager converts messages to ids and
+    back."""
 
-    def __init__(self, context: ContextManager, generator: Generator, sampling: Sampling, *, timeout: float) -> None:
+    def __init__(
+        self, context: ContextManager, generator: Generator, sampling: Sampling, *, timeout: float
+    ) -> None:
         self._context = context
         self._generator = generator
         self._sampling = sampling
@@ -61,20 +66,38 @@ class PolicySpeaker:
 
     async def reply(self, agent: Agent) -> EnvInput:
         started = time.perf_counter()
-        lm_input = self._context.next_input(agent.plan.env_id, agent.last_messages)
+        call = agent.call
+        lm_input = self._context.next_input(
+            agent.plan.env_id,
+            agent.last_messages,
+            agent.last_rewritten,
+            call,
+            path=None if call is None else lambda turn: path_ids(agent.turns, turn),
+        )
         if lm_input.stale is not None:
             await self._generator.release(lm_input.stale)
-        sampling = self._sampling
-        if lm_input.max_tokens < sampling.max_tokens:
-            sampling = replace(sampling, max_tokens=lm_input.max_tokens)
-        job = self._generator.generate(lm_input.session, lm_input.new_ids, sampling)
+        sampling, limit = self._sampling, lm_input.max_tokens
+        if call is not None:
+            if call.max_tokens is not None and call.max_tokens < limit:
+                limit = lm_input.max_tokens = call.max_tokens
+                lm_input.context_bound = False
+            sampling = replace(sampling, stop=(*sampling.stop, *call.stop))
+        if limit < sampling.max_tokens:
+            sampling = replace(sampling, max_tokens=limit)
+        new_ids = (*lm_input.prefix, *lm_input.new_ids) if lm_input.prefix else lm_input.new_ids
+        job = self._generator.generate(lm_input.session, new_ids, sampling)
         completion = await self._deadlines.wait(job)
-        output = LmOutput(env_id=agent.plan.env_id, completion=completion, seconds=time.perf_counter() - started)
+        output = LmOutput(
+            env_id=agent.plan.env_id, completion=completion, seconds=time.perf_counter() - started
+        )
         (env_input,) = self._context.get_env_inputs([output])
         return env_input
 
     def final_ids(self, agent: Agent) -> tuple[int, ...]:
-        return self._context.final_ids(agent.plan.env_id, agent.last_messages)
+        parent = None if agent.call is None else agent.call.parent
+        if parent is not None and parent != len(agent.turns) - 1:
+            return ()  # the next turn would have been in another conversation
+        return self._context.final_ids(agent.plan.env_id, agent.last_messages, agent.last_rewritten)
 
     async def close(self, agent: Agent) -> None:
         session = self._context.close(agent.plan.env_id)

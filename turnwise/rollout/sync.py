@@ -10,13 +10,13 @@ from turnwise.chat.render import Tokenizer
 from turnwise.config.load import load_config
 from turnwise.config.schema import Config
 from turnwise.data.batch import Batch
-from turnwise.envs.base import EnvFactory
+from turnwise.envs.base import EnvFactory, WaitingEnv
 from turnwise.generate.base import ContextOverflowError, Generator, Sampling, Session
 from turnwise.procs.event_loop import EventLoop
 from turnwise.rollout.agents import Agent
 from turnwise.rollout.context import ContextManager
 from turnwise.rollout.env_state import EnvStateManager
-from turnwise.rollout.outputs import EnvOutput, LmInput, LmOutput
+from turnwise.rollout.outputs import EnvInput, EnvOutput, LmInput, LmOutput
 from turnwise.rollout.proxy import repair_groups, sampling_for
 from turnwise.types import Completion, Episode, Status
 
@@ -27,7 +27,8 @@ class BatchRequest:
 
     Example:
         >>> session = Session(key="a#0", seed=1)
-        >>> BatchRequest(session=session, ids=(1, 2, 3), new_ids=(3,), sampling=Sampling(max_tokens=8)).new_ids
+        >>> BatchRequest(session=session, ids=(1, 2, 3), new_ids=(3,),
+        ...     sampling=Sampling(max_tokens=8)).new_ids
         (3,)
     """
 
@@ -35,7 +36,7 @@ class BatchRequest:
     ids: tuple[int, ...]
     """The whole context, for engines that keep nothing between calls."""
     new_ids: tuple[int, ...]
-    """What is new in it, for engines that keep sessions."""
+    """The new ids only, for engines that keep sessions."""
     sampling: Sampling
 
 
@@ -49,7 +50,7 @@ class BatchEngine(Protocol):
 
 
 class SessionEngine:
-    """A Generator as a batch engine: asks for all, waits for all."""
+    """A Generator as a batch engine: submits all requests and waits for all."""
 
     def __init__(self, generator: Generator) -> None:
         self._generator = generator
@@ -75,13 +76,15 @@ class SessionEngine:
 
 
 class SyncMultiTurnRollout:
-    """Plays a batch of agents in lockstep: one generation call per turn for all that are still playing.
+    """Plays a batch of agents in lockstep: one generation call per turn for all that are still
+    playing.
 
-    Simple, and right for engines that only generate in batches; AgentProxy is faster wherever environments take time.
+    For engines that only generate in batches. AgentProxy is faster if environments are slow.
 
     Args:
         actor_rollout_wg: the engine, either a BatchEngine or a Generator.
-        cfg: a Config, or a mapping in any spelling that `load_config` takes (agent.max_turn, env_template, ...).
+        cfg: a Config, or a mapping with any key names that `load_config` accepts (agent.max_turn,
+            env_template, ...).
         processor: for multimodal models; must be None.
         agent_cls: the agent class. None: the one that `rollout.agent` names.
     """
@@ -98,34 +101,42 @@ class SyncMultiTurnRollout:
         factories: Mapping[str, EnvFactory] | None = None,
     ) -> None:
         if processor is not None:
-            raise ValueError("SyncMultiTurnRollout reads text only: processor must be None")
+            raise ValueError("SyncMultiTurnRollout supports text only: processor must be None")
         config = cfg if isinstance(cfg, Config) else load_config(cfg)
         self._engine = _as_engine(actor_rollout_wg)
         self._config = config
-        self._group_size = (config.rollout.train if split == "train" else config.rollout.val).group_size
+        self._group_size = (
+            config.rollout.train if split == "train" else config.rollout.val
+        ).group_size
         self._sampling = sampling_for(config.rollout, split)
-        self.env_state = EnvStateManager(config, split=split, factories=factories, agent_cls=agent_cls)
-        self.context = ContextManager(tokenizer, config.rollout, max_context=self._engine.max_context)
+        self.env_state = EnvStateManager(
+            config, split=split, factories=factories, agent_cls=agent_cls
+        )
+        for tag, probe in self.env_state.probes.items():
+            if isinstance(probe, WaitingEnv):
+                self.env_state.close()
+                raise ValueError(
+                    f"the agent {tag!r} calls the model when it likes, and cannot be played in "
+                    "lockstep; use AgentProxy"
+                )
+        self.context = ContextManager(
+            tokenizer, config.rollout, max_context=self._engine.max_context
+        )
         self._ids: dict[int, tuple[int, ...]] = {}
+
+    @property
+    def engine(self) -> BatchEngine:
+        """What generates."""
+        return self._engine
 
     def reset(self) -> list[EnvOutput]:
         """Starts the next rollout; returns the environments' first states."""
         self._release()
-        outputs = self.env_state.reset()
-        self._ids = {}
-        for agent in self.env_state.agents.values():
-            if agent.opening is not None and not agent.done:
-                self.context.open(
-                    agent.plan.env_id,
-                    key=agent.plan.episode_id,
-                    seed=agent.plan.seed,
-                    prompt=agent.opening.messages,
-                    tools=agent.opening.tools,
-                )
-        return outputs
+        return self.env_state.reset()
 
     def rollout(self) -> list[EnvOutput]:
-        """Plays every episode to its end; returns all final states. Resets first where nothing was reset."""
+        """Plays every episode to its end; returns all final states. Resets first if that was not
+        done."""
         if not self.env_state.agents or all(agent.done for agent in self.env_state.agents.values()):
             self.reset()
         live = [agent.env_output() for agent in self.env_state.agents.values() if not agent.done]
@@ -134,15 +145,22 @@ class SyncMultiTurnRollout:
             if not inputs:
                 break
             outputs = self._generate(inputs)
-            live = self.env_state.step(self.context.get_env_inputs(outputs))
+            live = self.env_state.step(self._env_inputs(outputs))
         for agent in self.env_state.agents.values():
             if agent.status is Status.TRUNCATED_TURNS:
-                agent.final_ids = self.context.final_ids(agent.plan.env_id, agent.last_messages)
+                try:
+                    agent.final_ids = self.context.final_ids(
+                        agent.plan.env_id, agent.last_messages, agent.last_rewritten
+                    )
+                except Exception as error:
+                    agent.fail(Status.GENERATOR_ERROR, error)
         return self.env_state.get_rollout_states()
 
     def episodes(self) -> list[Episode]:
         """The rollout's usable episodes: failed ones are dropped and their groups repaired."""
-        kept, _ = repair_groups(self.env_state.episodes(), self._config.rollout, group_size=self._group_size)
+        kept, _ = repair_groups(
+            self.env_state.episodes(), self._config.rollout, group_size=self._group_size
+        )
         return kept
 
     def build_update_batch(self, *, pad_id: int = 0) -> Batch:
@@ -158,8 +176,20 @@ class SyncMultiTurnRollout:
         for output in live:
             try:
                 inputs.extend(self.context.get_lm_inputs([output]))
-            except ContextOverflowError:
-                self.env_state.cut(output["env_id"], Status.TRUNCATED_LENGTH)
+            except ContextOverflowError as error:
+                self.env_state.cut(output["env_id"], Status.TRUNCATED_LENGTH, str(error))
+            except Exception as error:  # this chat template may refuse the conversation
+                self.env_state.agents[output["env_id"]].fail(Status.GENERATOR_ERROR, error)
+        return inputs
+
+    def _env_inputs(self, outputs: Sequence[LmOutput]) -> list[EnvInput]:
+        """The replies as text for the environments. An invalid reply fails only its episode."""
+        inputs: list[EnvInput] = []
+        for output in outputs:
+            try:
+                inputs.extend(self.context.get_env_inputs([output]))
+            except ValueError as error:
+                self.env_state.agents[output.env_id].fail(Status.GENERATOR_ERROR, error)
         return inputs
 
     def _generate(self, inputs: Sequence[LmInput]) -> list[LmOutput]:
@@ -190,14 +220,16 @@ class SyncMultiTurnRollout:
         return outputs
 
     def _release(self) -> None:
-        sessions = [session for env_id in self._ids if (session := self.context.close(env_id)) is not None]
+        sessions = [
+            session for env_id in self._ids if (session := self.context.close(env_id)) is not None
+        ]
         if isinstance(self._engine, SessionEngine):
             self._engine.release(sessions)
         self._ids = {}
 
 
 def _as_engine(engine: BatchEngine | Generator) -> BatchEngine:
-    # Duck typing at the boundary: users bring either kind, and neither need inherit from ours.
+    # Duck typing: users pass either kind, and need not inherit from our classes.
     if callable(getattr(engine, "generate_sequences", None)):
         return engine  # pyright: ignore[reportReturnType]
     return SessionEngine(engine)  # pyright: ignore[reportArgumentType]

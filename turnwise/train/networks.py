@@ -1,3 +1,4 @@
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 """From a config to the networks of a run, and from a checkpoint back to them."""
 
 import copy
@@ -20,22 +21,25 @@ from turnwise.models.policy import (
     quiet,
 )
 from turnwise.seeding import derive_seed
-from turnwise.train.checkpoint import Checkpoint, CheckpointError
+from turnwise.train.checkpoint import Checkpoint, CheckpointError, check_files, write_folder
 from turnwise.train.warmstart import build_embedded
 
 Say = Callable[[str], None]
 
 
-def first_policy(config: Config, *, initial: Path, say: Say) -> tuple[nn.Module, Any, dict[str, float]]:
-    """(model, tokenizer, metrics) before training: the config's model, or the embedded one after its warm start.
+def first_policy(
+    config: Config, *, initial: Path, say: Say
+) -> tuple[nn.Module, Any, dict[str, float]]:
+    """(model, tokenizer, metrics) before training: the config's model, or the embedded one after
+    its warm start.
 
-    The embedded model is also stored at `initial`, so that a resumed run has the same reference without warming up
-    again.
+    The embedded model is also stored at `initial`, so that a resumed run has the same reference
+    without warming up again.
     """
     if config.model.path is not None:
         return load_model(config.model), load_tokenizer(config.model), {}
     model, tokenizer, metrics = build_embedded(config, progress=say)
-    save_pretrained(model, tokenizer, initial)
+    write_folder(initial, lambda path: save_pretrained(model, tokenizer, path))
     return model, tokenizer, metrics
 
 
@@ -49,14 +53,19 @@ def build_policy(
     if checkpoint is None or (embedded and not initial.is_dir()):
         model, tokenizer, metrics = first_policy(config, initial=initial, say=say)
     elif embedded:
-        model, tokenizer = load_model(config.model, path=initial), load_stored_tokenizer(initial)
+        model = load_model(config.model, path=check_files(initial))
+        tokenizer = load_stored_tokenizer(initial)
     else:
         model, tokenizer = load_model(config.model), load_tokenizer(config.model)
     lora = config.model.lora.rank > 0
     reference = make_reference(model) if algorithm.needs_reference and not lora else None
     if lora:
         model = add_lora(model, config.model.lora, seed=derive_seed(config.seed, "lora"))
-    critic = make_critic(model, shared=config.model.critic == "shared") if algorithm.needs_critic else None
+    critic = (
+        make_critic(model, shared=config.model.critic == "shared")
+        if algorithm.needs_critic
+        else None
+    )
     if checkpoint is not None and not lora:
         stored = load_model(config.model, path=checkpoint.model)
         _take_over(model, stored.state_dict(), checkpoint)
@@ -74,37 +83,61 @@ def build_policy(
 
 
 def policy_tensors(policy: Policy) -> dict[str, Tensor]:
-    """What learns and is not in the checkpoint's Hugging Face directory: adapters and the critic, in float32."""
+    """Trainable tensors that the checkpoint's Hugging Face directory does not hold: adapters and
+    the critic, in float32."""
     found: dict[str, Tensor] = {}
     with policy.masters.in_place():
         if _is_peft(policy.model):
-            names = {name for name, parameter in policy.model.named_parameters() if parameter.requires_grad}
-            found |= {f"adapter.{name}": tensor for name, tensor in policy.model.state_dict().items() if name in names}
+            names = {
+                name
+                for name, parameter in policy.model.named_parameters()
+                if parameter.requires_grad
+            }
+            found |= {
+                f"adapter.{name}": tensor
+                for name, tensor in policy.model.state_dict().items()
+                if name in names
+            }
         if policy.critic is not None:
-            found |= {f"critic.{name}": tensor for name, tensor in policy.critic.state_dict().items()}
+            found |= {
+                f"critic.{name}": tensor for name, tensor in policy.critic.state_dict().items()
+            }
     return found
 
 
-def load_policy_tensors(policy: Policy, tensors: Mapping[str, Tensor], checkpoint: Checkpoint) -> None:
-    """Takes up what `policy_tensors` gave."""
-    adapters = {name.removeprefix("adapter."): t for name, t in tensors.items() if name.startswith("adapter.")}
+def load_policy_tensors(
+    policy: Policy, tensors: Mapping[str, Tensor], checkpoint: Checkpoint
+) -> None:
+    """Loads what `policy_tensors` returned."""
+    adapters = {
+        name.removeprefix("adapter."): t
+        for name, t in tensors.items()
+        if name.startswith("adapter.")
+    }
     with policy.masters.in_place():
         if adapters:
             known = policy.model.state_dict()
             _take_over(policy.model, known | adapters, checkpoint)
         if policy.critic is not None:
-            own = {name.removeprefix("critic."): t for name, t in tensors.items() if name.startswith("critic.")}
+            own = {
+                name.removeprefix("critic."): t
+                for name, t in tensors.items()
+                if name.startswith("critic.")
+            }
             _take_over(policy.critic, own, checkpoint)
 
 
 def save_policy(policy: Policy) -> Callable[[Path], None]:
-    """Writes the policy's float32 weights as a Hugging Face directory, adapters merged into them."""
+    """Writes the policy's float32 weights as a Hugging Face directory, adapters merged into
+    them."""
 
     def save(path: Path) -> None:
         with policy.masters.in_place():
             model = policy.model
             if _is_peft(model):
-                model = cast(nn.Module, cast(Any, copy.deepcopy(model).to("cpu").float()).merge_and_unload())
+                model = cast(
+                    nn.Module, cast(Any, copy.deepcopy(model).to("cpu").float()).merge_and_unload()
+                )
             save_pretrained(model, policy.tokenizer, path)
 
     return save
@@ -125,7 +158,8 @@ def load_stored_tokenizer(path: Path) -> Any:
 
 
 def sampling_model(policy: Policy) -> Any:
-    """What the in-process generator samples with: the very module that is trained, adapters included."""
+    """The module that the in-process generator samples with: the trained module itself, adapters
+    included."""
     return cast(Any, policy.model).get_base_model() if _is_peft(policy.model) else policy.model
 
 
@@ -134,7 +168,8 @@ def _take_over(module: nn.Module, state: Mapping[str, Tensor], checkpoint: Check
         module.load_state_dict(dict(state))
     except RuntimeError as error:
         raise CheckpointError(
-            f"{checkpoint.path} holds another model than the config describes ({str(error).splitlines()[-1].strip()}); "
+            f"{checkpoint.path} holds another model than the config describes "
+            f"({str(error).splitlines()[-1].strip()}); "
             "a run goes on with the model that it began with"
         ) from error
 

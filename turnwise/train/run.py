@@ -11,9 +11,11 @@ from pathlib import Path
 import torch
 
 from turnwise.config.schema import Config
+from turnwise.envs.trust import refuse_foreign_code
+from turnwise.log.callbacks import callback_sinks
 from turnwise.log.console import ConsoleSink
 from turnwise.log.events import Sink
-from turnwise.log.report import write_report
+from turnwise.log.report import ReportSink
 from turnwise.log.store import RunReader
 from turnwise.log.trackers import make_trackers
 from turnwise.train.trainer import PPOTrainer, RunResult
@@ -22,14 +24,21 @@ __all__ = ["Estimate", "RunResult", "estimate", "train"]
 
 
 def train(
-    config: Config | None = None, *, resume: Path | None = None, sinks: Sequence[Sink] | None = None
+    config: Config | None = None,
+    *,
+    resume: Path | None = None,
+    sinks: Sequence[Sink] | None = None,
+    trust: bool = False,
+    callbacks: Sequence[object] = (),
 ) -> RunResult:
-    """Trains to the end, and says what it came to.
+    """Trains to the end and returns the result.
 
     Args:
         config: None with `resume`: the config that the run was started with.
-        resume: a run directory to go on with, from its last whole checkpoint.
-        sinks: who hears of the progress. None: the console.
+        resume: a run directory to resume, from its last valid checkpoint.
+        sinks: receivers of progress events. None: the console.
+        trust: load the code that the config of a run to resume names, whoever made it.
+        callbacks: the user's own, besides those that the config names.
 
     Raises:
         ValueError: the config contradicts itself, the machine, or the run that is resumed.
@@ -39,13 +48,18 @@ def train(
         if resume is None:
             raise ValueError("train needs a config, or a run directory to resume")
         config = RunReader(resume).config
+        refuse_foreign_code(config, stored=resume / "config.yaml", trust=trust)
     if config.backend != "native":
-        raise ValueError(f"this is the native trainer, and the config asks for backend {config.backend!r}")
-    listeners: list[Sink] = [*([ConsoleSink()] if sinks is None else sinks), *make_trackers(config.log)]
-    result = PPOTrainer(config, resume=resume, sinks=listeners).fit()
-    if config.log.report:
-        write_report(result.path)
-    return result
+        raise ValueError(
+            f"this is the native trainer, and the config asks for backend {config.backend!r}"
+        )
+    listeners: list[Sink] = [
+        *([ConsoleSink()] if sinks is None else sinks),
+        *make_trackers(config.log),
+        *([ReportSink()] if config.log.report else []),
+        *callback_sinks([*config.log.callbacks, *callbacks]),
+    ]
+    return PPOTrainer(config, resume=resume, sinks=listeners).fit()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,10 +67,11 @@ class Estimate:
     """What a whole run would take, measured on a few of its steps.
 
     Example:
-        >>> print(Estimate(steps=100, measured=2, step_seconds=1.5, start_seconds=10.0, eval_seconds=5.0,
+        >>> print(Estimate(steps=100, measured=2, step_seconds=1.5, start_seconds=10.0,
+        ...     eval_seconds=5.0,
         ...                memory_bytes=2**30, step_tokens=8000.0))
         about 2 min 45 s for 100 steps (1.5 s each, measured on 2), 1.0 GiB of memory, 0.8 million tokens trained on
-    """
+    """  # noqa: E501
 
     steps: int
     measured: int
@@ -76,22 +91,25 @@ class Estimate:
     def __str__(self) -> str:
         minutes, seconds = divmod(round(self.seconds), 60)
         return (
-            f"about {minutes} min {seconds} s for {self.steps} steps ({self.step_seconds:.1f} s each, measured on "
+            f"about {minutes} min {seconds} s for {self.steps} steps ({self.step_seconds:.1f} s "
+            "each, measured on "
             f"{self.measured}), {self.memory_bytes / 2**30:.1f} GiB of memory, "
             f"{self.steps * self.step_tokens / 1e6:.1f} million tokens trained on"
         )
 
 
 def estimate(config: Config, *, steps: int = 1) -> Estimate:
-    """Time, memory and tokens of the whole run, from so many of its steps in a directory that is thrown away.
+    """Estimates time, memory and tokens of the whole run from a few steps in a temporary directory.
 
-    The first step is played with the first policy: replies that grow later are not foreseen.
+    It measures the initial policy; replies that grow during training are not accounted for.
     """
     with tempfile.TemporaryDirectory(prefix="turnwise-estimate-") as folder:
         short = config.model_copy(
             update={
                 "train": config.train.model_copy(update={"steps": steps}),
-                "eval": config.eval.model_copy(update={"before": False, "after": False, "every": 0}),
+                "eval": config.eval.model_copy(
+                    update={"before": False, "after": False, "every": 0}
+                ),
                 "log": config.log.model_copy(
                     update={"dir": folder, "name": "estimate", "trackers": (), "report": False}
                 ),

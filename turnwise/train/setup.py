@@ -2,13 +2,17 @@
 
 import logging
 from collections.abc import Mapping
+from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import dataclass
 
 from turnwise.config.schema import Config, EnvConfig, GroupsConfig
-from turnwise.envs.base import EnvFactory
+from turnwise.envs.base import EnvError, EnvFactory, EnvTimeoutError
+from turnwise.envs.gate import raised_at
 from turnwise.envs.prompts import TAG, prompt_factory
 from turnwise.envs.registry import make_env
 from turnwise.log.events import Notice
+from turnwise.procs.progress import Progress
+from turnwise.procs.threads import DaemonThreads
 from turnwise.rollout.plan import env_configs
 
 logger = logging.getLogger(__name__)
@@ -16,7 +20,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Setting:
-    """The config that is really run, where its environments come from, and what somebody should know about it."""
+    """The effective config, the source of its environments, and notices for the user."""
 
     config: Config
     factories: Mapping[str, EnvFactory]
@@ -24,7 +28,8 @@ class Setting:
 
 
 def choose_setting(config: Config) -> Setting:
-    """Environments where they can be loaded; plain prompts where the config says so, or where nothing else is left.
+    """Environments where they can be loaded; plain prompts where the config says so, or where
+    nothing else is left.
 
     Raises:
         ValueError: the environment cannot be loaded and there are no prompts to fall back to.
@@ -43,7 +48,9 @@ def choose_setting(config: Config) -> Setting:
             level="info",
         )
         train = config.train.model_copy(update={"multi_turn": False})
-        return Setting(config=config.model_copy(update={"train": train}), factories={}, notices=(notice,))
+        return Setting(
+            config=config.model_copy(update={"train": train}), factories={}, notices=(notice,)
+        )
     return Setting(config=config, factories={})
 
 
@@ -51,29 +58,51 @@ def _turn_limits(config: Config) -> dict[str, int | None]:
     limits: dict[str, int | None] = {}
     for groups in (config.rollout.train, config.rollout.val):
         for tag, env_config in env_configs(config, groups).items():
-            env = make_env(env_config)
-            limits[tag] = env.max_turns
-            env.close()
+            limits[tag] = _limit_of(env_config, seconds=config.rollout.reset_timeout)
     return limits
+
+
+def _limit_of(config: EnvConfig, *, seconds: float) -> int | None:
+    """The environment's own limit on turns. One whose constructor hangs is told, in time."""
+
+    def ask() -> int | None:
+        env = make_env(config)
+        try:
+            return env.max_turns
+        finally:
+            env.close()
+
+    threads = DaemonThreads(1, "turnwise-setup")
+    try:
+        with Progress(f"making environment {config.name}"):
+            return threads.submit(ask).result(seconds)
+    except FutureTimeout:
+        raise EnvTimeoutError(
+            f"making it took longer than {seconds:g} s (rollout.reset_timeout)"
+        ) from None
+    finally:
+        threads.shutdown()
 
 
 def _fall_back(config: Config, error: Exception) -> Setting:
     name = config.env.name
     if not config.train.multi_turn or config.data.prompts is None:
-        raise ValueError(
-            f"environment {name!r} cannot be loaded ({type(error).__name__}: {error}), and data.prompts names "
-            "no prompts to train on instead; fix env.name (see `turnwise envs`), or give data.prompts and data.reward"
-        ) from error
+        own = isinstance(error, ValueError | EnvError)  # which say what to do
+        said = str(error) if own else raised_at(error)
+        raise ValueError(f"environment {name!r} cannot be loaded: {said}") from error
     setting = _on_prompts(config)
     notice = Notice(
         kind="single_turn_fallback",
         message=(
-            f"MULTI-TURN TRAINING IS OFF: environment {name!r} cannot be loaded ({type(error).__name__}: {error}). "
+            f"MULTI-TURN TRAINING IS OFF: environment {name!r} cannot be loaded "
+            f"({raised_at(error)}). "
             f"This run trains SINGLE-TURN on the prompts of {config.data.prompts} instead."
         ),
     )
     logger.warning(notice.message)
-    return Setting(config=setting.config, factories=setting.factories, notices=(notice, *setting.notices))
+    return Setting(
+        config=setting.config, factories=setting.factories, notices=(notice, *setting.notices)
+    )
 
 
 def _on_prompts(config: Config) -> Setting:
@@ -83,7 +112,11 @@ def _on_prompts(config: Config) -> Setting:
         return old.model_copy(update={"tags": (), "n_groups": ()})
 
     rollout = config.rollout.model_copy(
-        update={"train": groups(config.rollout.train), "val": groups(config.rollout.val), "isolation": "inline"}
+        update={
+            "train": groups(config.rollout.train),
+            "val": groups(config.rollout.val),
+            "isolation": "inline",
+        }
     )
     changed = config.model_copy(
         update={

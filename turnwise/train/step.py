@@ -1,8 +1,10 @@
+# pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false
+# pyright: reportUnknownVariableType=false
 """The training step, on one screen. docs/dev/step.md follows it to the optimizer."""
 
 import time
 from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 
 import torch
@@ -12,9 +14,10 @@ from turnwise.algos.filters import filter_groups
 from turnwise.algos.kl import kl_rewards
 from turnwise.algos.normalize import RewardNormalizer
 from turnwise.data.batch import Batch, collate
-from turnwise.data.samples import episode_to_samples
+from turnwise.data.samples import contexts, episode_to_samples
 from turnwise.log.metrics import rollout_metrics, rollout_timings
 from turnwise.log.records import CreditRow, LedgerEntry, ledger_entry
+from turnwise.procs.progress import Progress
 from turnwise.rollout.proxy import AgentProxy
 from turnwise.train.update import Gap, Learner, TrainingError
 from turnwise.types import Episode, Sample
@@ -30,12 +33,14 @@ class Clock:
     def __call__(self, name: str) -> Generator[None]:
         started = time.perf_counter()
         yield
-        self.seconds[f"time/{name}"] = self.seconds.get(f"time/{name}", 0.0) + time.perf_counter() - started
+        self.seconds[f"time/{name}"] = (
+            self.seconds.get(f"time/{name}", 0.0) + time.perf_counter() - started
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepRecord:
-    """What a training step leaves behind."""
+    """The results of a training step."""
 
     metrics: dict[str, float]
     episodes: tuple[Episode, ...]
@@ -55,30 +60,33 @@ def training_step(
     pad_id: int,
     exact: bool,
     make_room: Callable[[], None] = lambda: None,
+    discardable: Callable[[], AbstractContextManager[None]] = nullcontext,
 ) -> StepRecord:
     """Plays, assigns credit, updates.
 
     Args:
-        exact: the sampler's log-probs are the trainer's (float32 on the CPU, same weights), so they need no second
-            scoring; the gap between the two is measured in any case.
-        make_room: called between rollout and update, to give back memory that only the rollout needs.
+        exact: the sampler's log-probs are the trainer's (float32 on the CPU, same weights), so they
+            need no second scoring; the gap between the two is measured in any case.
+        make_room: called between rollout and update, to free memory that only the rollout needs.
+        discardable: entered for the rollout, which changes nothing that a checkpoint holds: it may
+            be thrown away by an exception.
 
     Raises:
         TrainingError: token fidelity broke, sampler and trainer disagree, or a loss is not finite.
     """
     clock = Clock()
     metrics: dict[str, float] = {}
-    with clock("rollout"):  # 1. Play the step's episodes.
+    with clock("rollout"), discardable():  # 1. Play the step's episodes.
         rollout = proxy.play(step)
         metrics |= rollout_metrics([*rollout.episodes, *rollout.dropped])
 
-    with clock("batch"):  # 2. Episodes become samples and a batch; the ledger proves that no token changed on the way.
+    with clock("batch"):  # 2. Samples and a batch; the ledger checks that no token changed.
         samples = [sample for episode in rollout.episodes for sample in episode_to_samples(episode)]
         tags = {episode.id: episode.tag for episode in rollout.episodes}
         batch = collate(samples, pad_id=pad_id)
         ledger = check_ledger(step, rollout.episodes, batch)
 
-    with clock("filter"):  # 3. Keep the groups that have something to say; normalise rewards where the config asks.
+    with clock("filter"):  # 3. Filter groups, and normalise rewards if configured.
         rows, found = filter_groups(batch, learner.algorithm)
         metrics |= found
         batch = normalizer(batch, [tags[sample.episode_id] for sample in samples]).select(rows)
@@ -86,7 +94,7 @@ def training_step(
 
     updated = batch.num_rows > 0
     if updated:
-        with clock("score"):  # 4. What the policy, its reference and its critic say before the update.
+        with clock("score"):  # 4. Score with policy, reference and critic before the update.
             make_room()
             batch = learner.score(batch, old_logprobs=not exact)
             if batch.old_logprobs is not None:
@@ -96,7 +104,9 @@ def training_step(
         with clock("advantages"):  # 5. Credit for every token, over the whole batch.
             penalty = None
             if learner.algorithm.kl_in == "reward" and batch.ref_logprobs is not None:
-                penalty, kl = kl_rewards(batch, coef=learner.kl.coef, form=learner.algorithm.kl_form)
+                penalty, kl = kl_rewards(
+                    batch, coef=learner.kl.coef, form=learner.algorithm.kl_form
+                )
                 metrics["train/kl_ref"] = kl
             batch, found = compute_advantages(batch, learner.algorithm, token_rewards=penalty)
             metrics |= found
@@ -104,14 +114,16 @@ def training_step(
             updated = bool(batch.advantages[batch.loss_mask].any()) or _critic_errs(batch)
 
     if updated:
-        with clock("update"):  # 6. Epochs of mini-batches.
+        # 6. Epochs of mini-batches.
+        with clock("update"), Progress(f"updating in step {step + 1}"):
             metrics |= learner.update(batch, step=step)
             if "train/kl_ref" in metrics:
                 learner.adapt_kl(metrics["train/kl_ref"], num_episodes=len(rollout.episodes))
             metrics["train/kl_coef"] = learner.kl.coef
 
-    metrics["train/idle"] = float(not updated)  # 7. What the run directory keeps.
-    metrics |= clock.seconds | rollout_timings(rollout.episodes) | _speed(clock, rollout.num_tokens, batch)
+    metrics["train/idle"] = float(not updated)  # 7. Records for the run directory.
+    metrics |= clock.seconds | rollout_timings(rollout.episodes)
+    metrics |= _speed(clock, rollout.num_tokens, batch)
     return StepRecord(
         metrics=metrics,
         episodes=(*rollout.episodes, *rollout.dropped),
@@ -122,35 +134,44 @@ def training_step(
 
 
 def _critic_errs(batch: Batch) -> bool:
-    """Whether there is a critic that has something to learn, though the policy may have nothing."""
+    """True if there is a critic to train, even if the policy has nothing to learn."""
     if batch.values is None or batch.returns is None:
         return False
     return bool((batch.returns - batch.values)[batch.loss_mask].any())
 
 
 def check_ledger(step: int, episodes: Sequence[Episode], batch: Batch) -> LedgerEntry:
-    """The step's entry: what the generator returned, and what stands under the response mask, context by context.
+    """The step's ledger entry: compares the generator's tokens with those under the response mask,
+    per context.
 
     Raises:
-        TrainingError: they differ in a single token. Training on text that the model did not say is refused.
+        TrainingError: they differ. Training on tokens that the model did not sample is refused.
     """
-    sampled: list[list[int]] = []
-    for episode in episodes:
-        for turn in episode.turns:
-            if turn.restart or not sampled or turn is episode.turns[0]:
-                sampled.append([])
-            sampled[-1].extend(turn.completion.ids)
-    trained = [ids[mask].tolist() for ids, mask in zip(batch.input_ids, batch.response_mask, strict=True)]
+    sampled = [
+        [token for turn in context.turns for token in episode.turns[turn].completion.ids]
+        for episode in episodes
+        for context in contexts(episode.turns)
+    ]
+    trained = [
+        ids[mask].tolist() for ids, mask in zip(batch.input_ids, batch.response_mask, strict=True)
+    ]
     if len(sampled) != len(trained):
         raise TrainingError(
-            f"step {step}: {len(sampled)} contexts were sampled, but {len(trained)} rows would be trained on"
+            f"step {step}: {len(sampled)} contexts were sampled, but {len(trained)} rows would be "
+            "trained on"
         )
     entry = ledger_entry(step, zip(sampled, trained, strict=True))
     if entry.broken or entry.sampled_sha256 != entry.trained_sha256:
-        row = next(index for index, pair in enumerate(zip(sampled, trained, strict=True)) if pair[0] != pair[1])
+        row = next(
+            index
+            for index, pair in enumerate(zip(sampled, trained, strict=True))
+            if pair[0] != pair[1]
+        )
         raise TrainingError(
-            f"step {step}: token fidelity is broken in {entry.broken} of {len(trained)} rows (first: row {row}, "
-            f"sampled {sampled[row][:8]}, trained {trained[row][:8]}). Nothing was trained; please report this bug"
+            f"step {step}: token fidelity is broken in {entry.broken} of {len(trained)} rows "
+            f"(first: row {row}, "
+            f"sampled {sampled[row][:8]}, trained {trained[row][:8]}). Nothing was trained; please "
+            "report this bug"
         )
     return entry
 
@@ -163,7 +184,9 @@ def credit_rows(batch: Batch, samples: Sequence[Sample]) -> list[CreditRow]:
     for index, sample in enumerate(samples):
         mask = cpu.response_mask[index]
 
-        def picked(tensor: torch.Tensor | None, *, index: int = index, mask: torch.Tensor = mask) -> tuple[float, ...]:
+        def picked(
+            tensor: torch.Tensor | None, *, index: int = index, mask: torch.Tensor = mask
+        ) -> tuple[float, ...]:
             return () if tensor is None else tuple(tensor[index][mask].tolist())
 
         number = counts.get(sample.episode_id, 0)
@@ -183,7 +206,11 @@ def credit_rows(batch: Batch, samples: Sequence[Sample]) -> list[CreditRow]:
 
 
 def _speed(clock: Clock, generated: int, batch: Batch) -> dict[str, float]:
-    speed = {"time/generated_tokens_per_second": generated / max(clock.seconds["time/rollout"], 1e-9)}
+    speed = {
+        "time/generated_tokens_per_second": generated / max(clock.seconds["time/rollout"], 1e-9)
+    }
     if "time/update" in clock.seconds:
-        speed["time/trained_tokens_per_second"] = batch.num_tokens / max(clock.seconds["time/update"], 1e-9)
+        speed["time/trained_tokens_per_second"] = batch.num_tokens / max(
+            clock.seconds["time/update"], 1e-9
+        )
     return speed

@@ -1,4 +1,6 @@
-"""Warm start: the embedded model imitates a random legal player, so that it knows the format and nothing else."""
+# pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false
+"""Warm start: supervised training of the embedded model on a random legal player, which teaches the
+format only."""
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
@@ -17,27 +19,28 @@ from turnwise.evaluate.players import RandomPlayer, player_proxy
 from turnwise.generate.base import ContextOverflowError
 from turnwise.models.embedded import MAX_CONTEXT, build_model, build_tokenizer
 from turnwise.models.policy import Policy, Precision, prepare
+from turnwise.procs.progress import Progress
 from turnwise.rollout.context import ContextManager
 from turnwise.rollout.outputs import LmOutput
 from turnwise.rollout.plan import EpisodePlan, env_configs, turn_limit
 from turnwise.rollout.speakers import PlayerError
 from turnwise.seeding import derive_seed
-from turnwise.types import Completion, Episode, Message, Turn
+from turnwise.types import Completion, Episode, Message, Observation, Turn
 
 logger = logging.getLogger(__name__)
 BATCH_EPISODES = 8
 WARMUP_STEPS, WARMUP_SHARE = 10, 0.05
-"""The learning rate rises in so many steps at least, and in this share of them."""
+"""Minimum number of learning-rate warm-up steps, and their share of all steps."""
 DECAY_SHARE = 0.3
-"""Of the warm start's steps, the last ones in which the learning rate falls to 0."""
+"""Share of the steps at the end in which the learning rate decays to 0."""
 
 
 def play_randomly(config: Config, tag: str, env_config: EnvConfig, *, count: int) -> list[Episode]:
-    """Episodes of a player who always answers in the asked form, with random legal actions.
+    """Episodes of a player that replies in the required format with random legal actions.
 
     Raises:
-        ValueError: the environment knows no random legal action, so there is nothing to imitate.
-        EnvError: the environment failed in every episode.
+        ValueError: the environment has no random legal actions to imitate. EnvError: the
+        environment failed in every episode.
     """
     env = make_env(env_config)
     limit = turn_limit(config, env_config, env)
@@ -61,7 +64,8 @@ def play_randomly(config: Config, tag: str, env_config: EnvConfig, *, count: int
         episodes = proxy.play_these(plans)
     except PlayerError as error:
         raise ValueError(
-            f"the embedded model imitates random legal actions first, and environment {env_config.name!r} names none; "
+            "the embedded model imitates random legal actions first, and environment "
+            f"{env_config.name!r} names none; "
             "give it random_action, or set model.path to a model that can already talk"
         ) from error
     finally:
@@ -70,30 +74,39 @@ def play_randomly(config: Config, tag: str, env_config: EnvConfig, *, count: int
     if len(played) < count:
         first = next(episode for episode in episodes if episode.status.failed)
         if not played:
-            raise EnvError(f"the random player could not play one of {count} episodes, the first: {first.error}")
+            raise EnvError(
+                f"the random player could not play one of {count} episodes, the first: "
+                f"{first.error}"
+            )
         logger.warning(
-            "%d of %d episodes of the random player failed, the first: %s", count - len(played), count, first.error
+            "%d of %d episodes of the random player failed, the first: %s",
+            count - len(played),
+            count,
+            first.error,
         )
     return played
 
 
 def tokenised(episode: Episode, context: ContextManager, tokenizer: Any) -> Episode:
-    """The episode as a rollout would have tokenised it: every reply's ids end with end-of-sequence, and it is over
-    where the context is full."""
+    """The episode as a rollout would tokenise it: every reply ends with end-of-sequence, and the
+    episode ends where the context is full."""
     context.open(0, key=episode.id, seed=0, prompt=episode.prompt, tools=episode.tools)
     turns: list[Turn] = []
     answer: tuple[Message, ...] = ()
+    rewritten: Observation | None = None
     for turn in episode.turns:
         own = turn.text.removeprefix(context.response_prefix)
         ids = (*tokenizer.encode(own, add_special_tokens=False), tokenizer.eos_token_id)
         try:
-            asked = context.next_input(0, answer)
+            asked = context.next_input(0, answer, rewritten)
         except ContextOverflowError:
             break
         completion = Completion(ids=ids, logprobs=(0.0,) * len(ids), finish_reason="stop")
         context.get_env_inputs([LmOutput(env_id=0, completion=completion)])
-        turns.append(replace(turn, prompt_ids=asked.new_ids, completion=completion, restart=asked.restart))
-        answer = turn.messages
+        turns.append(
+            replace(turn, prompt_ids=asked.new_ids, completion=completion, restart=asked.restart)
+        )
+        answer, rewritten = turn.messages, turn.rewritten
     context.close(0)
     return replace(episode, turns=tuple(turns))
 
@@ -108,17 +121,21 @@ def _texts(episode: Episode) -> Iterator[str]:
 def build_embedded(
     config: Config, *, progress: Callable[[str], None] = lambda _: None
 ) -> tuple[nn.Module, Any, dict[str, float]]:
-    """(model, tokenizer, metrics): the embedded model after its warm start. The same config gives the same weights."""
+    """(model, tokenizer, metrics): the embedded model after its warm start. The same config gives
+    the same weights."""
     settings = config.model.embedded
     env_table = env_configs(config, config.rollout.train)
     share = -(-max(settings.warmstart_episodes, 16) // len(env_table))
     transcripts = [
-        episode for tag, env in env_table.items() for episode in play_randomly(config, tag, env, count=share)
+        episode
+        for tag, env in env_table.items()
+        for episode in play_randomly(config, tag, env, count=share)
     ]
     tokenizer = build_tokenizer(text for episode in transcripts for text in _texts(episode))
     model = build_model(settings, tokenizer, seed=derive_seed(config.seed, "embedded/weights"))
     progress(
-        f"built a Llama of {sum(p.numel() for p in model.parameters()) / 1000:.0f}k parameters with {len(tokenizer)} "
+        f"built a Llama of {sum(p.numel() for p in model.parameters()) / 1000:.0f}k parameters "
+        f"with {len(tokenizer)} "
         f"tokens; it imitates {len(transcripts)} episodes of a random player"
     )
     context = ContextManager(tokenizer, config.rollout, max_context=MAX_CONTEXT)
@@ -126,42 +143,65 @@ def build_embedded(
     episodes = [episode for episode in played if episode.turns]
     if not episodes:
         raise ValueError(
-            f"no opening fits into rollout.max_context={config.rollout.max_context} with room for a reply; raise it"
+            f"no opening fits into rollout.max_context={config.rollout.max_context} with room for "
+            "a reply; raise it"
+        )
+    longest = max(len(turn.completion.ids) - 1 for episode in episodes for turn in episode.turns)
+    if longest > config.rollout.max_response_tokens:
+        progress(
+            f"replies of the random player take up to {longest} tokens, and the policy's are cut "
+            f"at rollout.max_response_tokens={config.rollout.max_response_tokens}; raise it"
         )
     metrics = {"warmstart/loss": 0.0, "warmstart/episodes": float(len(episodes))}
     if settings.warmstart_episodes and settings.warmstart_epochs:
         metrics["warmstart/loss"] = imitate(model, episodes, config=config, tokenizer=tokenizer)
-    return prepare(model, gradient_checkpointing=config.model.gradient_checkpointing is True), tokenizer, metrics
+    return (
+        prepare(model, gradient_checkpointing=config.model.gradient_checkpointing is True),
+        tokenizer,
+        metrics,
+    )
 
 
-def imitate(model: nn.Module, episodes: Sequence[Episode], *, config: Config, tokenizer: Any) -> float:
-    """The mean negative log-prob per reply token over the last tenth of the steps, after training on the episodes."""
+def imitate(
+    model: nn.Module, episodes: Sequence[Episode], *, config: Config, tokenizer: Any
+) -> float:
+    """The mean negative log-prob per reply token over the last tenth of the steps, after training
+    on the episodes."""
     settings = config.model.embedded
-    precision = Precision.choose("float32", device=config.train.device)  # no masters here: the model is small
+    # No masters here: the model is small.
+    precision = Precision.choose("float32", device=config.train.device)
     policy = Policy(model, tokenizer, precision=precision)
     batch = _collate(episodes, tokenizer)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=settings.warmstart_lr, betas=(0.9, 0.95), weight_decay=0.0)
+    optimizer = torch.optim.AdamW(
+        model.parameters(), lr=settings.warmstart_lr, betas=(0.9, 0.95), weight_decay=0.0
+    )
     plan: list[torch.Tensor] = []
     for epoch in range(settings.warmstart_epochs):
-        generator = torch.Generator().manual_seed(derive_seed(config.seed, "warmstart/order", epoch))
+        generator = torch.Generator().manual_seed(
+            derive_seed(config.seed, "warmstart/order", epoch)
+        )
         plan.extend(torch.randperm(batch.num_rows, generator=generator).split(BATCH_EPISODES))
     losses: list[float] = []
     rising = max(WARMUP_STEPS, WARMUP_SHARE * len(plan))
-    for index, rows in enumerate(plan):
-        left = (len(plan) - index) / (DECAY_SHARE * len(plan))
-        rate = settings.warmstart_lr * min(1.0, (index + 1) / rising, left)
-        for group in optimizer.param_groups:
-            group["lr"] = rate
-        part = batch.select(rows)
-        if settings.warmstart_observations:
-            part = part.replace(response_mask=part.attention_mask.bool().index_fill(1, torch.tensor(0), False))
-        part = part.to(precision.device)
-        loss = -policy.score(part).logprobs.sum() / part.response_mask.sum()
-        optimizer.zero_grad(set_to_none=True)
-        loss.backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        losses.append(loss.item())
+    with Progress("warm start: imitating, batch", total=len(plan)) as progress:
+        for index, rows in enumerate(plan):
+            left = (len(plan) - index) / (DECAY_SHARE * len(plan))
+            rate = settings.warmstart_lr * min(1.0, (index + 1) / rising, left)
+            for group in optimizer.param_groups:
+                group["lr"] = rate
+            part = batch.select(rows)
+            if settings.warmstart_observations:
+                part = part.replace(
+                    response_mask=part.attention_mask.bool().index_fill(1, torch.tensor(0), False)
+                )
+            part = part.to(precision.device)
+            loss = -policy.score(part).logprobs.sum() / part.response_mask.sum()
+            optimizer.zero_grad(set_to_none=True)
+            loss.backward()
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            losses.append(loss.item())
+            progress.advance()
     tail = losses[-max(len(losses) // 10, 1) :]
     return sum(tail) / len(tail)
 

@@ -1,0 +1,161 @@
+"""`turnwise sweep SOURCE`: runs several seeds and settings, one after the other. Run again, it
+continues."""
+
+import itertools
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from turnwise.cli.args import TAKES_OVERRIDES, fail, split_source
+from turnwise.config import run_config
+
+if TYPE_CHECKING:
+    from turnwise.evaluate.statistics import Interval
+
+
+def register(app: typer.Typer) -> None:
+    app.command(
+        "sweep",
+        context_settings=TAKES_OVERRIDES,
+        options_metavar="[RECIPE|CONFIG.yaml] [KEY=VALUE]... [OPTIONS]",
+        epilog="Example: turnwise sweep frozen_lake --seeds 3 --vary train.lr=1e-3,3e-4",
+    )(sweep)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Point:
+    """One run of a sweep."""
+
+    settings: tuple[str, ...]
+    """The varied settings, as overrides."""
+    seed: int
+
+    @property
+    def label(self) -> str:
+        return " ".join(self.settings) or "as given"
+
+    @property
+    def name(self) -> str:
+        """The name of its run directory.
+
+        Example:
+            >>> Point(settings=("train.lr=1e-3",), seed=2).name
+            'train.lr-1e-3-s2'
+        """
+        words = "-".join(self.settings) or "run"
+        safe = "".join(c if c.isalnum() or c in "._-" else "-" for c in words)
+        return f"{safe}-s{self.seed}"
+
+
+def sweep(
+    ctx: typer.Context,
+    seeds: Annotated[str, typer.Option(help="How many seeds (3), or which (0,7,9).")] = "3",
+    vary: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="KEY=V1,V2: a run for each value. May be repeated: runs every combination."
+        ),
+    ] = None,
+    folder: Annotated[Path, typer.Option("--dir", help="Folder of the runs.")] = Path("sweep"),
+) -> None:
+    """Run several seeds and settings, and print the mean of each setting with a 95 % interval. Run
+    again, it skips finished runs and resumes interrupted ones."""
+    source, overrides = split_source(ctx.args)
+    points = _points(seeds, vary or [])
+    for point in points:  # reports a mistake in any run before the first starts
+        run_config(source, [*overrides, *point.settings])
+    failed: list[str] = []
+    for number, point in enumerate(points, start=1):
+        run = folder / point.name
+        if _is_done(run):
+            print(f"[{number}/{len(points)}] {run}: already done")
+            continue
+        print(f"[{number}/{len(points)}] {run}", flush=True)
+        if _train(run, source, [*overrides, *point.settings, f"seed={point.seed}"]) != 0:
+            failed.append(point.name)
+    print()
+    _tell(folder, points)
+    if failed:
+        print(f"failed: {', '.join(failed)}; run the same command again to continue")
+        raise typer.Exit(1)
+
+
+def _points(seeds: str, vary: Sequence[str]) -> list[Point]:
+    """Every combination of settings and seeds.
+
+    Example:
+        >>> [point.name for point in _points("2", ["train.lr=1,2"])]
+        ['train.lr-1-s0', 'train.lr-1-s1', 'train.lr-2-s0', 'train.lr-2-s1']
+    """
+    try:
+        chosen = [int(word) for word in seeds.split(",")]
+    except ValueError:
+        fail(f"--seeds is a number or a list of numbers, got {seeds!r}")
+    if len(chosen) == 1 and "," not in seeds:
+        chosen = list(range(chosen[0]))
+    if not chosen or min(chosen) < 0:
+        fail(f"--seeds needs at least one seed, none below 0, got {seeds!r}")
+    choices: list[list[str]] = []
+    for word in vary:
+        key, equals, values = word.partition("=")
+        if not equals or not key or not values:
+            fail(f"--vary is KEY=V1,V2, as in --vary train.lr=1e-3,3e-4, got {word!r}")
+        choices.append([f"{key}={value}" for value in values.split(",")])
+    return [
+        Point(settings=settings, seed=seed)
+        for settings in itertools.product(*choices)
+        for seed in chosen
+    ]
+
+
+def _is_done(run: Path) -> bool:
+    """True if the run finished. A run stopped by a signal has a summary too."""
+    path = run / "summary.json"
+    return path.is_file() and not json.loads(path.read_text(encoding="utf-8")).get("stopped")
+
+
+def _train(run: Path, source: str | None, overrides: list[str]) -> int:
+    """The exit status of the run. It has its own process, so a crash or its memory ends with it."""
+    words = [sys.executable, "-m", "turnwise", "train"]
+    if (run / "config.yaml").is_file():
+        words += ["--resume", str(run)]
+    else:
+        words += [*([source] if source else []), *overrides]
+        words += [f"log.dir={json.dumps(str(run.parent))}", f"log.name={json.dumps(run.name)}"]
+    return subprocess.run(words, check=False).returncode
+
+
+def _tell(folder: Path, points: Sequence[Point]) -> None:
+    from turnwise.evaluate.runs import over_seeds
+    from turnwise.log.store import RunReader
+
+    table: list[dict[str, object]] = []
+    for label in dict.fromkeys(point.label for point in points):
+        mine = [folder / point.name for point in points if point.label == label]
+        after = [
+            summary["after"]
+            for path in mine
+            if _is_done(path) and (summary := RunReader(path).summary())["after"]
+        ]
+        row: dict[str, object] = {"setting": label, "runs": len(after)}
+        for what in ("success", "reward"):
+            values = [one[what][1] for one in after if one[what] is not None]
+            row[what] = _shown(over_seeds(values), values) if values else "-"
+        table.append(row)
+        print(
+            f"{label}: success {row['success']}, reward {row['reward']} "
+            f"({len(after)} of {len(mine)} runs)"
+        )
+    if folder.is_dir():
+        (folder / "sweep.json").write_text(json.dumps(table, indent=2) + "\n", encoding="utf-8")
+
+
+def _shown(interval: "Interval", values: Sequence[float]) -> str:
+    """The mean with its interval; a single run has no interval."""
+    return str(interval) if len(values) > 1 else f"{values[0]:.3f} (one run)"

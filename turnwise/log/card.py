@@ -1,0 +1,67 @@
+"""A model card: what a run trained, on what, and how far it got."""
+
+from collections.abc import Sequence
+
+from turnwise.log.doctor import diagnose, read_chart
+from turnwise.log.events import Evaluated
+from turnwise.log.report import stored_outcome
+from turnwise.log.store import RunReader
+
+
+def model_card(run: RunReader, *, name: str) -> str:
+    """README.md of a trained model, in Markdown with the hub's front matter."""
+    config, rows = run.config, run.metrics()
+    summary = run.summary() or stored_outcome(rows)
+    steps = max((int(row["step"] or 0) for row in rows if "rollout/reward" in row), default=0)
+    stored = [summary.get("before"), summary.get("after"), *summary.get("baselines", [])]
+    found = [Evaluated.from_json(one) for one in stored if one]
+    base = config.model.path or "a small Llama that turnwise builds"
+    problems = [one for one in diagnose(read_chart(run)) if one.severity == "problem"]
+    lines = [
+        "---",
+        "library_name: transformers",
+        "pipeline_tag: text-generation",
+        *([f"base_model: {base}"] if config.model.path and "/" in base else []),
+        "tags: [turnwise, reinforcement-learning, agent]",
+        "---",
+        "",
+        f"# {name}",
+        "",
+        f"Trained with turnwise: `{config.algo.name}` on `{config.env.name}`, "
+        f"{steps} steps, seed {config.seed}, from {base}.",
+        "",
+        *_results(found),
+        *(["", "Known problems:", ""] if problems else []),
+        *(f"- {one.name}: {one.evidence}" for one in problems),
+        "",
+        "```python",
+        "from transformers import AutoModelForCausalLM, AutoTokenizer",
+        "",
+        'model = AutoModelForCausalLM.from_pretrained(".")',
+        'tokenizer = AutoTokenizer.from_pretrained(".")',
+        "```",
+        "",
+        "`config.yaml` beside the weights is the run's config: `turnwise train config.yaml` trains "
+        "the same again.",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def _results(found: Sequence[Evaluated]) -> list[str]:
+    if not found:
+        return ["The run stored no evaluation."]
+    lines = [
+        "| held-out tasks | success | reward | episodes |",
+        "|---|---|---|---|",
+    ]
+    for one in found:
+        label = one.player if one.label == "baseline" else f"{one.label} training"
+        share = "-" if one.success is None else _interval(one.success, percent=True)
+        lines.append(f"| {label} | {share} | {_interval(one.reward)} | {one.episodes} |")
+    return [*lines, "", "Intervals are 95 %."]
+
+
+def _interval(values: tuple[float, float, float], *, percent: bool = False) -> str:
+    low, middle, high = (f"{100 * value:.1f} %" if percent else f"{value:.3f}" for value in values)
+    return f"{middle} [{low}, {high}]"
