@@ -1,4 +1,4 @@
-"""Writes docs/capabilities.md: what each backend honours, found out by asking the code that refuses.
+"""Writes docs/capabilities.md: what each backend honours, according to the backend's own checks.
 
 python scripts/capability_table.py          # writes the file
 python scripts/capability_table.py --check  # fails where the file is not what the code says
@@ -8,6 +8,7 @@ import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from textwrap import fill
 from typing import get_args
 
 from turnwise.algos.table import build_algorithm
@@ -47,6 +48,16 @@ FEATURES: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("stop strings", ("rollout.stop=['</answer>']",)),
 )
 """What a user may want, as the settings that ask for it on top of GRPO."""
+INTRODUCTION = (
+    "`scripts/capability_table.py` writes this table: it gives each config to each backend's own "
+    "check and records the answer. A test compares the table with the code. A backend refuses a "
+    "setting that it cannot honour, by name, before it loads anything."
+)
+PLACES = (
+    "The native backend runs on one device, TRL in the processes of one `accelerate` launch, verl "
+    "on the nodes of a Ray cluster ([scale.md](scale.md)). A yes under verl means that the setting "
+    "is honoured, not that it was run on every engine; scale.md says what was run."
+)
 
 
 def _native(config: Config) -> str | None:
@@ -64,7 +75,11 @@ def _verl(config: Config) -> str | None:
     return found[0] if found else None
 
 
-BACKENDS: dict[str, Callable[[Config], str | None]] = {"native": _native, "TRL": _trl, "verl": _verl}
+BACKENDS: dict[str, Callable[[Config], str | None]] = {
+    "native": _native,
+    "TRL": _trl,
+    "verl": _verl,
+}
 
 
 def cell(backend: str, overrides: tuple[str, ...]) -> str:
@@ -87,25 +102,27 @@ def _reason(text: str) -> str:
 
 
 def page() -> str:
-    rows = [(f"algorithm `{name}`", (f"algo.name={name}",)) for name in get_args(AlgorithmName)] + list(FEATURES)
+    rows = [
+        (f"algorithm `{name}`", (f"algo.name={name}",)) for name in get_args(AlgorithmName)
+    ] + list(FEATURES)
     lines = [
         "# What each backend honours",
         "",
-        "This table is written by `scripts/capability_table.py`, which asks each backend to take a config and writes",
-        "down what it answers; a test holds it to the code. A setting that a backend cannot honour is refused by name",
-        "before anything is loaded, never ignored.",
+        fill(INTRODUCTION, 100),
         "",
         "| | settings | native | TRL | verl |",
         "|---|---|---|---|---|",
     ]
     for name, overrides in rows:
         asked = " ".join(f"`{word}`" for word in overrides)
-        lines.append(f"| {name} | {asked} | " + " | ".join(cell(backend, overrides) for backend in BACKENDS) + " |")
+        lines.append(
+            f"| {name} | {asked} | "
+            + " | ".join(cell(backend, overrides) for backend in BACKENDS)
+            + " |"
+        )
     lines += [
         "",
-        "Where they run: the native backend on one device, TRL on the processes of one `accelerate` launch, verl on",
-        "the nodes of a Ray cluster ([scale.md](scale.md)). A yes under verl says that the setting is honoured, not",
-        "that it was run on every engine; scale.md says what was run.",
+        fill(PLACES, 100),
         "",
     ]
     return "\n".join(lines)
