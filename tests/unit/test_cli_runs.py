@@ -15,6 +15,7 @@ from run_fixtures import fill_step, make_episode, make_run
 import turnwise
 from turnwise.cli.completion import words_by_command
 from turnwise.cli.main import COMMANDS, main
+from turnwise.cli.sources import read_source
 from turnwise.config.schema import Config
 from turnwise.log.events import RunEnded, RunStarted, StepDone
 from turnwise.log.report import ReportSink
@@ -208,6 +209,9 @@ def test_push_writes_a_model_with_its_results(
     assert "2 steps" in card
     AutoModelForCausalLM.from_pretrained(tmp_path / "model")
     assert turnwise.load_config(tmp_path / "model/config.yaml").env.name == "bandit"
+    # The config beside it does not make the folder a run: eval and serve take its weights.
+    source = read_source([str(tmp_path / "model")])
+    assert (source.run, source.model) == (None, str(tmp_path / "model"))
     command("push", trained.path, tmp_path / "model", code=2)
     assert "exists and is not overwritten" in capsys.readouterr().err
     untrained = tmp_path / "untrained"

@@ -1,6 +1,7 @@
 """Environments over HTTP: the same episodes as at home, and no session outlives the client that
 wanted it."""
 
+import asyncio
 import contextlib
 import gc
 import http.client
@@ -19,6 +20,7 @@ from urllib.parse import urlsplit
 
 import psutil
 import pytest
+from starlette.applications import Starlette
 
 from turnwise.config.schema import (
     Config,
@@ -35,10 +37,11 @@ from turnwise.envs.text_turns import TextTurns
 from turnwise.evaluate.check_env import check_env
 from turnwise.generate.scripted import ScriptedGenerator
 from turnwise.isolation import measure
+from turnwise.procs.event_loop import EventLoop
 from turnwise.rollout.env_state import EnvStateManager
 from turnwise.rollout.proxy import AgentProxy
 from turnwise.serve.client import RemoteEnv, ServerFullError, SessionGoneError
-from turnwise.serve.http import MAX_BODY
+from turnwise.serve.http import MAX_BODY, HttpServer, listen
 from turnwise.serve.server import EnvServer
 from turnwise.testing.tiny import tiny_tokenizer
 from turnwise.types import Message, Status
@@ -440,3 +443,49 @@ def test_the_command_serves_and_stops_clean() -> None:
     finally:
         server.kill()
         server.wait()
+
+
+def test_a_server_whose_wait_was_interrupted_is_stopped_before_stop_returns() -> None:
+    closed: list[bool] = []
+
+    async def closing() -> None:
+        await asyncio.sleep(0.5)
+        closed.append(True)
+
+    listener, _ = listen("127.0.0.1", 0, token=None)
+    server = HttpServer(Starlette(), listener=listener, max_connections=8, closing=closing)
+    server.start()
+    with interrupted(), pytest.raises(KeyboardInterrupt):
+        server.wait()
+    server.stop()
+    assert closed == [True]
+
+
+def test_an_interrupted_loop_in_a_thread_has_ended_its_job_before_it_returns() -> None:
+    ended: list[bool] = []
+
+    async def job() -> None:
+        try:
+            await asyncio.sleep(600)
+        finally:
+            time.sleep(0.5)
+            ended.append(True)
+
+    async def within_a_running_loop() -> None:
+        with interrupted(), pytest.raises(KeyboardInterrupt):
+            EventLoop().run(job())
+
+    asyncio.run(within_a_running_loop())
+    assert ended == [True]
+
+
+@contextlib.contextmanager
+def interrupted() -> Iterator[None]:
+    """Raises KeyboardInterrupt in this thread, as Ctrl-C does."""
+    old = signal.signal(signal.SIGALRM, signal.default_int_handler)
+    signal.setitimer(signal.ITIMER_REAL, 0.2)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
+        signal.signal(signal.SIGALRM, old)
