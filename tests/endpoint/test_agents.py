@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from agent_parts import play
+from agent_parts import agent_config, play
 
 from turnwise.data.samples import contexts
+from turnwise.evaluate.replay import replay_episode
 from turnwise.types import Status, Task
 
 CALL = '<tool_call>{"name": "stock", "arguments": {"item": "figs"}}</tool_call>'
@@ -114,19 +115,16 @@ def lite_agent(task: Task, base_url: str) -> float:
 )
 def test_frameworks_play_unmodified(module: str, program: Any, turns: int, rows: int) -> None:
     pytest.importorskip(module)
-    episodes, _ = play(
-        program,
-        twice_then_answer,
-        groups=2,
-        step_timeout=600.0,
-        reset_timeout=600.0,
-        options={"slots": 1},
-    )
+    limits = {"step_timeout": 600.0, "reset_timeout": 600.0}
+    episodes, _ = play(program, twice_then_answer, groups=2, options={"slots": 1}, **limits)
     for episode in episodes:
         assert episode.status is Status.COMPLETED, episode.error
         assert episode.reward == 1.0
         assert len(episode.turns) == turns
         assert 1 <= len(contexts(episode.turns)) <= rows
+    # The program runs again and hears the recorded replies.
+    again = agent_config(program, options={"slots": 1}, **limits)
+    assert replay_episode(episodes[0], again) is None
 
 
 NODE = """

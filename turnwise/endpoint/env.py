@@ -76,6 +76,8 @@ class AgentEnv:
         self._patience, self._unfinished = patience, unfinished_reward
         self._staff = _join_staff(program, workers=workers, slots=slots, listen=listen)
         self._episode: AgentEpisode | None = None
+        self._offered = False
+        """True if this episode's program has offered tools."""
         self._closed = False
 
     def make_task(self, seed: int, split: str) -> Task:
@@ -111,10 +113,14 @@ class AgentEnv:
 
     def hint(self, what: Hint, seed: int) -> Json:
         """A random call of the tools that the program offers, for the random player and warm
-        starts. None where it offers none: nobody knows what the program understands."""
+        starts. A program that offered tools before and asks without them wants plain words. None
+        where it never offered any: nobody knows what the program understands."""
         ask = None if self._episode is None else self._episode.current
-        if what != "random" or ask is None or not ask.tools:
+        if what != "random" or ask is None:
             return None
+        self._offered = self._offered or bool(ask.tools)
+        if not ask.tools:
+            return "done" if self._offered else None
         messages = [message.to_json() for message in ask.messages]
         return random_reply(ask.tools, messages, Random(seed))
 
@@ -122,7 +128,7 @@ class AgentEnv:
         await self._end()
         self._staff.mend()
         episode = AgentEpisode(task, trained_roles=self._roles, ignore=self._ignore)
-        self._episode = episode
+        self._episode, self._offered = episode, False
         self._staff.endpoint.open(episode, queue=self._staff.queue)
         return await episode.opening()
 

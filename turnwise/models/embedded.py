@@ -15,7 +15,7 @@ from torch import nn
 from turnwise.config.schema import EmbeddedConfig
 
 MAX_CONTEXT = 2048
-"""Positions of the embedded model."""
+"""Positions of the embedded model where a run asks for no more."""
 MAX_VOCABULARY = 2048
 """Bytes, words and special tokens together; rarer words are spelled."""
 
@@ -76,7 +76,9 @@ def build_tokenizer(texts: Iterable[str]) -> Any:
     return tokenizer
 
 
-def build_model(config: EmbeddedConfig, tokenizer: Any, *, seed: int) -> nn.Module:
+def build_model(
+    config: EmbeddedConfig, tokenizer: Any, *, seed: int, max_context: int = MAX_CONTEXT
+) -> nn.Module:
     """A Llama with random weights drawn from `seed`, in float32. torch's global generator is left
     as it was.
 
@@ -96,7 +98,7 @@ def build_model(config: EmbeddedConfig, tokenizer: Any, *, seed: int) -> nn.Modu
         num_hidden_layers=config.num_layers,
         num_attention_heads=config.num_heads,
         num_key_value_heads=config.num_heads,
-        max_position_embeddings=MAX_CONTEXT,
+        max_position_embeddings=max_context,
         # The usual 10000 is for contexts of many thousands; over a few hundred tokens most angles
         # hardly change.
         rope_parameters={"rope_type": "default", "rope_theta": 500.0},

@@ -132,13 +132,19 @@ def build_embedded(
         for episode in play_randomly(config, tag, env, count=share)
     ]
     tokenizer = build_tokenizer(text for episode in transcripts for text in _texts(episode))
-    model = build_model(settings, tokenizer, seed=derive_seed(config.seed, "embedded/weights"))
+    longest_context = max(MAX_CONTEXT, config.rollout.max_context or 0)
+    model = build_model(
+        settings,
+        tokenizer,
+        seed=derive_seed(config.seed, "embedded/weights"),
+        max_context=longest_context,
+    )
     progress(
         f"built a Llama of {sum(p.numel() for p in model.parameters()) / 1000:.0f}k parameters "
         f"with {len(tokenizer)} "
         f"tokens; it imitates {len(transcripts)} episodes of a random player"
     )
-    context = ContextManager(tokenizer, config.rollout, max_context=MAX_CONTEXT)
+    context = ContextManager(tokenizer, config.rollout, max_context=longest_context)
     played = [tokenised(episode, context, tokenizer) for episode in transcripts]
     episodes = [episode for episode in played if episode.turns]
     if not episodes:
