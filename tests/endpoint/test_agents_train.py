@@ -6,7 +6,7 @@ import subprocess
 from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from test_agents import OPENAI_NODE, lite_agent, react_agent, sdk_agent, smol_agent
@@ -48,7 +48,7 @@ SETTINGS = {
 class Engine(HFGenerator):
     """turnwise's own engine, which notes every completion by the episode that it is for."""
 
-    said: defaultdict[str, set[tuple[int, ...]]] = defaultdict(set)
+    said: ClassVar[defaultdict[str, set[tuple[int, ...]]]] = defaultdict(set)
 
     def __init__(self, model: Any, tokenizer: Any, config: Any) -> None:
         super().__init__(model, tokenizer, slots=config.slots, max_context=config.max_context)
