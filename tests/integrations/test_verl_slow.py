@@ -81,6 +81,20 @@ def test_two_nodes(tmp_path: Path) -> None:
         assert row["rollout/failures"] == 0
 
 
+def test_members_of_few_groups_are_played_by_all_workers(tmp_path: Path) -> None:
+    config = tiny_config(
+        tmp_path,
+        "env.name=verl_envs:Signed",
+        "train.steps=1",
+        "verl={actor_rollout_ref.rollout.agent.num_workers: 4}",
+    )
+    run, _ = trained(tmp_path, config)
+    episodes = run.episodes(0)
+    assert len(episodes) == 4  # two groups of two
+    assert len({episode.prompt[-1].content for episode in episodes}) == 4
+    assert {entry.broken for entry in run.ledger()} == {0}
+
+
 def test_our_pace(tmp_path: Path) -> None:
     """Schedule, early stop, adaptive KL and reward normalisation are a native run's; a resumed run
     takes them up"""

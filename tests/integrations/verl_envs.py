@@ -1,5 +1,6 @@
 """Environments that misbehave."""
 
+import os
 import time
 from typing import Any
 
@@ -21,6 +22,18 @@ class Fragile(BaseEnv):
         if self._breaks and self._steps == 2:
             raise RuntimeError("the ice broke")
         return "on", float(len(action)) + self._steps, False, {}
+
+
+class Signed(BaseEnv):
+    """Opens with the process that plays it."""
+
+    instruction = "Say something."
+
+    def reset(self, seed: int | None = None, **kwargs: Any) -> str:
+        return f"process {os.getpid()}"
+
+    def step(self, action: str) -> tuple[str, float, bool, dict[str, Any]]:
+        return "on", float(len(action)), False, {}
 
 
 class Broken(BaseEnv):

@@ -99,7 +99,21 @@ CONTRACT: tuple[Reach, ...] = (
     Reach(
         where="verl.trainer.ppo.v1.agent_loop_tq:AgentLoopManagerTQ.generate_sequences",
         takes=("self", "prompts"),
-        why="its workers are watched by their handles",
+        why="groups are handed out one by one; its workers are watched by their handles",
+    ),
+    Reach(
+        where="verl.experimental.agent_loop.agent_loop:AgentLoopManager._init_agent_loop_workers",
+        takes=("self",),
+        why="workers learn who the others are",
+    ),
+    Reach(
+        where="verl.experimental.agent_loop.agent_loop:AgentLoopWorker._run_agent_loop",
+        takes=("self", "sampling_params", "trajectory"),
+        why="members of one group are played by several workers",
+    ),
+    Reach(
+        where="verl.trainer.ppo.v1.agent_loop_tq:AgentLoopWorkerTQ.__ray_metadata__",
+        why="the class behind verl's Ray actor, to derive from",
     ),
     Reach(
         where="verl.workers.rollout.base:_ROLLOUT_REGISTRY",

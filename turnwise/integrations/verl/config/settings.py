@@ -376,6 +376,9 @@ def _rollout(config: Config, placement: Placement, *, engine: str) -> dict[str, 
         "actor_rollout_ref.rollout.free_cache_engine": not cpu,
         "actor_rollout_ref.rollout.agent.num_workers": min(8, max(1, placement.ranks)),
         "actor_rollout_ref.rollout.agent.default_agent_loop": "turnwise",
+        "actor_rollout_ref.rollout.agent.agent_loop_manager_class": (
+            "turnwise.integrations.verl.rollout.spread.SpreadManager"
+        ),
         "reward.num_workers": 0,  # the agent loop rewards; workers of verl would idle
     }
 

@@ -3,7 +3,7 @@
 """Converts rows of verl's TransferQueue to Batch and back."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -41,6 +41,8 @@ class Rows:
     """The agent loop's info about each row's episode."""
     places: list[int]
     """The place of each row in verl's batch."""
+    keys: list[str]
+    """The name of each row in the queue."""
 
     @property
     def episodes(self) -> list[Episode]:
@@ -53,11 +55,39 @@ class Rows:
         """One info per episode."""
         return [info for info in self.infos if info["row"] == 0]
 
+    def placed_in(self, meta: Any) -> "Rows":
+        """Those of the rows that verl's batch still has, at their present places in it."""
+        there = {key: place for place, key in enumerate(meta.keys)}
+        kept = [number for number, key in enumerate(self.keys) if key in there]
+        same = len(kept) == len(self.keys)
+        return Rows(
+            batch=self.batch if same else self.batch.select(torch.tensor(kept, dtype=torch.int64)),
+            infos=[self.infos[number] for number in kept],
+            places=[there[self.keys[number]] for number in kept],
+            keys=[self.keys[number] for number in kept],
+        )
 
-def read_rows(meta: Any, *, fields: Sequence[str] = ()) -> Rows:
-    """The rows of verl's batch as a Batch, with these further fields (verl's names) where they are
-    set."""
-    names = [*_ALWAYS, "extra_fields", *fields]
+    def with_fields(self, meta: Any, fields: Sequence[str]) -> "Rows":
+        """The same rows with these fields of the queue (verl's names), where they are set."""
+        data = tq.kv_batch_get(
+            keys=self.keys, partition_id=meta.partition_id, select_fields=list(fields)
+        )
+        starts = self.batch.response_mask.int().argmax(-1).tolist()
+        found: dict[str, Tensor] = {}
+        for own, name in PER_TOKEN.items():
+            if name not in fields or name not in data:
+                continue
+            found[own] = torch.zeros_like(self.batch.rewards)
+            for row, (start, values) in enumerate(zip(starts, data[name].unbind(0), strict=True)):
+                found[own][row, start : start + len(values)] = values.float()
+        if "bootstrap" in data:
+            found["bootstrap"] = data["bootstrap"].reshape(-1)
+        return replace(self, batch=self.batch.replace(**found))
+
+
+def read_rows(meta: Any) -> Rows:
+    """The rows of verl's batch as a Batch."""
+    names = [*_ALWAYS, "extra_fields"]
     data = tq.kv_batch_get(keys=meta.keys, partition_id=meta.partition_id, select_fields=names)
     infos = [_plain(extra)["turnwise"] for extra in data.pop("extra_fields").tolist()]
     real = [place for place, tag in enumerate(meta.tags) if not tag.get("is_padding", False)]
@@ -72,22 +102,22 @@ def read_rows(meta: Any, *, fields: Sequence[str] = ()) -> Rows:
         groups.setdefault(uid, len(groups))
         episodes.setdefault((uid, member), len(episodes))
     chosen: dict[str, Any] = {}
-    for name in (*_ALWAYS, *fields):
-        if name in data and name != "bootstrap":
-            rows = list(data[name].unbind(0))
-            chosen[name] = torch.nested.as_nested_tensor(
-                [rows[place] for place in real], layout=torch.jagged
-            )
+    for name in _ALWAYS:
+        rows = list(data[name].unbind(0))
+        chosen[name] = torch.nested.as_nested_tensor(
+            [rows[place] for place in real], layout=torch.jagged
+        )
     chosen["loss_mask"] = chosen["response_mask"]
     chosen["episode_ids"] = torch.tensor(
         [episodes[uids[place][0], uids[place][1]] for place in real]
     )
     chosen["group_ids"] = torch.tensor([groups[uids[place][0]] for place in real])
     chosen["truncated"] = torch.tensor([infos[place]["truncated"] for place in real])
-    if "bootstrap" in data:
-        chosen["bootstrap"] = data["bootstrap"].reshape(-1)[real]
     return Rows(
-        batch=batch_from_tensordict(chosen), infos=[infos[place] for place in real], places=real
+        batch=batch_from_tensordict(chosen),
+        infos=[infos[place] for place in real],
+        places=real,
+        keys=[meta.keys[place] for place in real],
     )
 
 

@@ -10,6 +10,7 @@ parts are replaced: what is generated (agent loops, or SyncMultiTurnRollout), wh
 import logging
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn, cast
 
@@ -20,7 +21,7 @@ from omegaconf import open_dict
 from ray.exceptions import RayActorError
 from tensordict import TensorDict
 from verl import DataProto
-from verl.trainer.ppo.v1 import AgentLoopManagerTQ, PPOTrainer
+from verl.trainer.ppo.v1 import PPOTrainer
 from verl.trainer.ppo.v1.trainer_base import register_trainer
 from verl.workers.utils.padding import response_from_nested
 
@@ -180,6 +181,8 @@ class AgentTrainer(PacedTrainer):
         self._failures: list[dict[str, str]] = []
         self._refilled = 0
         self._idle = False
+        self._rows: Rows | None = None
+        """The step's rows between _balance_batch and _compute_advantage."""
         self._waits = QueueWatch(ours.rollout.stall_timeout)
         self.replay_buffer.poll_interval = POLL_SECONDS
         buffer: Any = self.replay_buffer
@@ -196,6 +199,9 @@ class AgentTrainer(PacedTrainer):
             ClusterError: the cluster lacks devices, or a node of it the run's environments or
                 files.
         """
+        # A worker imports that file first, and with verl's trainers this one.
+        from turnwise.integrations.verl.rollout.spread import SpreadManager
+
         trainer = self.config.trainer
         check_engine(self.config.actor_rollout_ref.rollout.name, address=self._address)
         placement = Placement(
@@ -215,7 +221,7 @@ class AgentTrainer(PacedTrainer):
             tq.init(self.config.transfer_queue)
             self._owns_queue = True
             self.init()
-            self.agent_loop_manager = AgentLoopManagerTQ.create(
+            self.agent_loop_manager = SpreadManager.create(
                 config=self.config,
                 llm_client=self.get_llm_client(),
                 teacher_client=self.get_teacher_client(),
@@ -409,10 +415,10 @@ class AgentTrainer(PacedTrainer):
         batch = drop_places(batch, {place for place, info in places if info["group"] in broken})
         if not batch.keys:
             self._give_up("no group is whole enough to use")
+        rows = rows.placed_in(batch)
         if self._reward_fn is not None:
-            self._apply_reward_fn(batch)
-        rows = read_rows(batch)
-        if self._reward_fn is not None:  # what is trained is what is shown
+            rows = self._apply_reward_fn(batch, rows)
+            # What is trained is what is shown.
             metrics["rollout/env_reward"] = metrics["rollout/reward"]
             metrics["rollout/reward"] = float(rows.batch.rewards.sum()) / len(rows.members)
         kept, found = filter_groups(rows.batch, self.algorithm)
@@ -420,6 +426,7 @@ class AgentTrainer(PacedTrainer):
         normal = self.state.normalizer(rows.batch, [info["tag"] for info in rows.infos])
         if normal is not rows.batch:
             write_tokens(batch, rows, {"rewards": normal.rewards})
+        self._rows = replace(rows, batch=normal)
         if kept.numel():
             chosen = {rows.places[row] for row in kept.tolist()}
             batch = drop_places(batch, set(rows.places) - chosen)
@@ -446,10 +453,9 @@ class AgentTrainer(PacedTrainer):
         actor.actor.ppo_mini_batch_size = size
         self.config.critic.ppo_mini_batch_size = size
 
-    def _apply_reward_fn(self, batch: Any) -> None:
-        """Replaces the environment's rewards by those of the user's function."""
+    def _apply_reward_fn(self, batch: Any, rows: Rows) -> Rows:
+        """The rows with the rewards of the user's function in place of the environment's."""
         assert self._reward_fn is not None
-        rows = read_rows(batch)
         data = batch_to_dataproto(rows.batch, pad_id=self.tokenizer.pad_token_id)
         names = ["index", "split"]
         extra = tq.kv_batch_get(
@@ -459,7 +465,9 @@ class AgentTrainer(PacedTrainer):
             values = list(extra[name])
             data.non_tensor_batch[name] = _objects([values[place] for place in rows.places])
         rewards = torch.as_tensor(self._reward_fn(data), dtype=torch.float32)
-        write_tokens(batch, rows, {"rewards": rewards_on_tokens(rows.batch, rewards)})
+        judged = rows.batch.replace(rewards=rewards_on_tokens(rows.batch, rewards))
+        write_tokens(batch, rows, {"rewards": judged.rewards})
+        return replace(rows, batch=judged)
 
     # ---- credit ----
 
@@ -490,7 +498,9 @@ class AgentTrainer(PacedTrainer):
 
     def _compute_advantage(self, batch: Any, metrics: dict[str, Any]) -> Any:
         """Credit by our estimators, with the critic's values where there is one."""
-        rows = read_rows(batch, fields=["old_log_probs", "ref_log_prob", "values", "bootstrap"])
+        assert self._rows is not None  # of _balance_batch: the queue is read only for what is new
+        fields = ["old_log_probs", "ref_log_prob", "values", "bootstrap"]
+        rows, self._rows = self._rows.placed_in(batch).with_fields(batch, fields), None
         ours = rows.batch
         self._check_rows(rows)
         penalty = None
