@@ -1,8 +1,9 @@
 # make test    install and run the whole quick suite        make train   install and run the main job
 # make lint    ruff and pyright only                        make bench   the benchmarks
+# make docs    build the documentation into site/           make docs-serve   serve it
 PYTHON ?= python3
 VENV ?= .venv
-EXTRAS ?= dev,lora,trl,verl,verifiers,math,webshop
+EXTRAS ?= dev,docs,lora,trl,verl,verifiers,math,webshop
 BIN := $(VENV)/bin
 CORE := $(VENV)/.core
 READY := $(VENV)/.ready
@@ -18,7 +19,7 @@ test test-slow test-search test-gpu test-trl bench: export OMP_NUM_THREADS ?= 1
 # The main job's model is small too: more than two threads would only wait for each other.
 train: export OMP_NUM_THREADS ?= 2
 
-.PHONY: install test test-slow test-search test-gpu test-trl lint format train bench clean
+.PHONY: install test test-slow test-search test-gpu test-trl lint format train bench docs docs-serve clean
 
 install: $(READY)
 
@@ -75,5 +76,14 @@ train: $(CORE)
 bench: $(READY)
 	for file in benchmarks/*.py; do echo "== $$file"; $(BIN)/python $$file || exit 1; done
 
+# Warnings are errors: broken links and anchors, pages that the navigation lacks, docstrings that do not parse.
+# The variable silences an advertisement of mkdocs-material.
+docs: $(READY)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+ADDRESS ?= 127.0.0.1:8000
+docs-serve: $(READY)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve --dev-addr $(ADDRESS)
+
 clean:
-	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis build dist *.egg-info
+	rm -rf site $(VENV) .pytest_cache .ruff_cache .hypothesis build dist *.egg-info

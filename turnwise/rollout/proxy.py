@@ -93,9 +93,11 @@ class AgentProxy:
     retried with a fresh environment and the same seeds, and dropped if that fails too.
 
     Args:
-        generator, tokenizer: the policy. Both may be None if a `speaker` is given.
+        generator: the policy. None: a `speaker` replies.
+        tokenizer: the policy's. None: a `speaker` replies.
         factories: environments given as objects, by tag.
-        on_turn, on_episode: called after every turn (the agent's last) and after every episode.
+        on_turn: called after every turn (the agent's last).
+        on_episode: called after every episode.
     """
 
     def __init__(

@@ -113,7 +113,7 @@ ALIGN_ANYTHING: dict[str, AnyRule] = {
     "lora_cfgs.task_type": Moot(why="it is a causal language model"),
     "lora_cfgs.inference_mode": Only(False, why="the adapters are what is trained"),
     "lora_cfgs.save_full_model": Differs(
-        why="`turnwise export RUN --merge` writes the whole model"
+        why="a checkpoint's model folder is the whole model, adapters merged"
     ),
 }
 ALIGN_ANYTHING.update(

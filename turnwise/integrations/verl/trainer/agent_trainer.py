@@ -110,13 +110,15 @@ class AgentTrainer(PacedTrainer):
         reward_fn: takes a DataProto of sampled rows and returns their rewards, [B] or [B, response
             length]; these replace the environment's. Or an EnvironmentRewardWrapper.
         factories: environments by tag that no registered name stands for.
-        train_dataset, val_dataset: in place of verl's data.custom_cls; see
-            CustomEnvironmentDataset.
-        collate_fn, train_sampler: in verl's loaders, in place of verl's.
+        train_dataset: in place of verl's data.custom_cls; see CustomEnvironmentDataset.
+        val_dataset: the same for validation.
+        collate_fn: in verl's loaders, in place of verl's.
+        train_sampler: in verl's loader for training, in place of verl's.
         device_name: must be the run's own device (train.device).
         recorder: writes the run directory. None: nothing is written.
-        nodes, gpus, address: as in `train`. A Ray that this process has joined is used as it is.
-            A whole config of verl's says nodes and gpus itself.
+        nodes: as in `train`. A whole config of verl's says nodes and gpus itself.
+        gpus: as in `train`.
+        address: as in `train`. A Ray that this process has joined is used as it is.
     """
 
     def __init__(
