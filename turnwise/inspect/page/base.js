@@ -177,7 +177,7 @@ export function figure(value) {
 
 export const signed = (value) => (isNumber(value) && value > 0 ? `+${figure(value)}` : figure(value));
 export const percent = (value) => (isNumber(value) ? `${(100 * value).toFixed(1)} %` : "–");
-export const seconds = (value) => (!isNumber(value) ? "–" : value < 1 ? `${value < 0.001 ? (1000 * value).toFixed(2) : Math.round(1000 * value)} ms` : `${figure(value)} s`);
+export const seconds = (value) => (!isNumber(value) ? "–" : value === 0 ? "0 s" : value < 1 ? `${value < 0.001 ? (1000 * value).toFixed(2) : Math.round(1000 * value)} ms` : `${figure(value)} s`);
 export const plural = (count, word) => `${count.toLocaleString("en")} ${word}${count === 1 ? "" : "s"}`;
 
 export function ago(unix) {

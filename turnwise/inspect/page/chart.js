@@ -1,5 +1,5 @@
 // Curves: rows of metrics as series, smoothing, and one chart drawn by uPlot.
-import { html, useEffect, useLayoutEffect, useMemo, useRef, useState, useDark, useWidth, figure, isNumber, get, exported, runUrl } from "./base.js";
+import { html, useEffect, useLayoutEffect, useMemo, useRef, useState, useDark, useWidth, asText, figure, isNumber, get, exported, runUrl } from "./base.js";
 
 /** What most people look at first; the rest is folded by its prefix. */
 export const FIRST_CURVES = [
@@ -167,7 +167,17 @@ function underlay(current) {
     }
     canvas.setLineDash([]);
     if (bands) for (const curve of curves) drawBand(canvas, curve, across, down, ratio);
-    drawLines(canvas, lines, down, { left, width, top, height, ratio });
+    drawLines(canvas, lines, down, { left, width, ratio });
+    canvas.restore();
+  };
+}
+
+/** Names the reference lines, over the curves. */
+function overlay(current) {
+  return (plot) => {
+    const canvas = plot.ctx;
+    canvas.save();
+    nameLines(canvas, current().lines, (value) => plot.valToPos(value, "y", true), { ...plot.bbox, ratio: devicePixelRatio });
     canvas.restore();
   };
 }
@@ -198,36 +208,39 @@ function drawBand(canvas, curve, across, down, ratio) {
   canvas.globalAlpha = 1;
 }
 
-function drawLines(canvas, lines, down, { left, width, top, height, ratio }) {
-  canvas.font = `${11 * ratio}px system-ui, sans-serif`;
-  canvas.textAlign = "right";
-  canvas.textBaseline = "bottom";
-  const used = [];
-  for (const line of [...lines].sort((a, b) => a.value - b.value)) {
-    const y = down(line.value);
-    canvas.strokeStyle = cssColour("--reference");
-    canvas.lineWidth = ratio;
-    canvas.setLineDash([5 * ratio, 4 * ratio]);
+function drawLines(canvas, lines, down, { left, width, ratio }) {
+  canvas.strokeStyle = cssColour("--reference");
+  canvas.lineWidth = ratio;
+  canvas.setLineDash([5 * ratio, 4 * ratio]);
+  for (const line of lines) {
     canvas.beginPath();
-    canvas.moveTo(left, y);
-    canvas.lineTo(left + width, y);
+    canvas.moveTo(left, down(line.value));
+    canvas.lineTo(left + width, down(line.value));
     canvas.stroke();
-    canvas.setLineDash([]);
-    // Names that would lie over each other go to the left of the one before.
-    const over = y - 13 * ratio < top;
-    const beside = used.filter((other) => Math.abs(other - y) < 13 * ratio).length;
-    used.push(y);
-    canvas.textBaseline = over ? "top" : "bottom";
+  }
+}
+
+function nameLines(canvas, lines, down, { left, width, top, height, ratio }) {
+  const tall = 12 * ratio;
+  const used = [];
+  canvas.font = `${11 * ratio}px system-ui, sans-serif`;
+  canvas.textAlign = "left";
+  canvas.textBaseline = "top";
+  for (const line of [...lines].sort((a, b) => b.value - a.value)) {
+    const y = down(line.value);
     if (y < top - 1 || y > top + height + 1) continue;
-    const x = left + width - (4 + 58 * beside) * ratio;
-    const at = over ? y + 2 * ratio : y - 2 * ratio;
+    // Above the line; below it at the top edge; beside a name that is already there.
+    const place = y - tall - 2 * ratio < top ? y + 2 * ratio : y - tall - 2 * ratio;
+    const near = used.filter((other) => Math.abs(other.place - place) < tall);
+    const x = near.length ? Math.max(...near.map((other) => other.end)) + 8 * ratio : left + 5 * ratio;
     const long = canvas.measureText(line.label).width;
-    canvas.globalAlpha = 0.75;
+    used.push({ place, end: x + long });
+    canvas.globalAlpha = 0.8;
     canvas.fillStyle = cssColour("--card");
-    canvas.fillRect(x - long - 2 * ratio, over ? at : at - 12 * ratio, long + 4 * ratio, 12 * ratio);
+    canvas.fillRect(x - 2 * ratio, place, long + 4 * ratio, tall);
     canvas.globalAlpha = 1;
     canvas.fillStyle = cssColour("--reference");
-    canvas.fillText(line.label, x, at);
+    canvas.fillText(line.label, Math.min(x, left + width), place);
   }
 }
 
@@ -262,7 +275,7 @@ function plotOptions({ width, height, dark, curves, smoothing, log, current, onC
       axisOf(dark, { size: 52, space: 32, values: (plot, values) => values.map((value) => (value === null ? "" : figure(value))) }),
     ],
     series,
-    hooks: { drawAxes: [underlay(current)], setCursor: [(plot) => onCursor(plot.cursor.idx ?? null)] },
+    hooks: { drawAxes: [underlay(current)], draw: [overlay(current)], setCursor: [(plot) => onCursor(plot.cursor.idx ?? null)] },
   };
 }
 
@@ -275,13 +288,14 @@ function plotData(curves, smoothing) {
 }
 
 /**
- * One chart. curves: [{label, colour, x, y, low, high}], lines: [{label, value}], marks: [{step}].
+ * One chart. curves: [{label, colour, x, y, low, high}], lines: [{label, value}], marks: [{step, kind, message}].
  * The numbers under the cursor, or the last ones, stand above it.
  */
 export function Chart({ title, curves, lines = [], marks = [], smoothing = 0, log = false, bands = true, height = 170, children }) {
   const dark = useDark();
   const [box, width] = useWidth();
   const plot = useRef(null);
+  const drawn = useRef(null);
   const [cursor, setCursor] = useState(null);
   // A canvas does not know CSS variables.
   const inked = useMemo(() => curves.map((curve) => ({ ...curve, ink: cssColour(curve.colour.slice(4, -1)) })), [curves, dark]);
@@ -294,6 +308,7 @@ export function Chart({ title, curves, lines = [], marks = [], smoothing = 0, lo
     if (!width) return undefined;
     const options = plotOptions({ width, height, dark, curves: inked, smoothing, log, current: () => latest.current, onCursor: setCursor });
     plot.current = new uPlot(options, data, box.current);
+    drawn.current = data;
     return () => {
       plot.current.destroy();
       plot.current = null;
@@ -304,10 +319,15 @@ export function Chart({ title, curves, lines = [], marks = [], smoothing = 0, lo
   }, [width, height]);
   useLayoutEffect(() => {
     if (!plot.current) return;
-    const { min, max } = plot.current.scales.x;
-    const old = plot.current.data[0];
+    if (drawn.current === data) {
+      plot.current.redraw(false);
+      return;
+    }
     // A person who has zoomed in keeps the view while new rows come.
-    const zoomed = old.length && (min > old[0] || max < old[old.length - 1]);
+    const { min, max } = plot.current.scales.x;
+    const old = drawn.current[0];
+    const zoomed = isNumber(min) && isNumber(max) && old.length > 1 && (min > old[0] || max < old[old.length - 1]);
+    drawn.current = data;
     plot.current.setData(data, !zoomed);
     if (zoomed) plot.current.redraw();
   }, [data, lines.length, marks.length, bands]);
@@ -324,6 +344,7 @@ export function Chart({ title, curves, lines = [], marks = [], smoothing = 0, lo
           ${inked.length > 1 ? html`<i class="swatch" style=${{ background: inked[index].colour }}></i>` : null}${reading}</span>`)}
       </span>
     </figcaption>
+    ${marks.filter((mark) => mark.step === step).map((mark, index) => html`<div key=${index} class="at-mark">${asText(mark.kind)}: ${asText(mark.message)}</div>`)}
     <div class="plot" ref=${box} role="img" aria-label=${`${title}, ${inked.map((curve, index) => `${curve.label}: ${readings[index]}`).join("; ")}${last === null ? "" : ` at step ${last}`}`}></div>
     ${children}
   </figure>`;

@@ -1,5 +1,5 @@
 // One episode as a conversation, or two of a group side by side.
-import { html, useEffect, useMemo, useRef, useState, asText, figure, get, go, isNumber, linkTo, plural, runUrl, seconds, signed, useGet, useKeys, useWidth, waitingFor, Note, Pill, StatusPill, SuccessMark } from "./base.js";
+import { html, useEffect, useMemo, useState, asText, figure, go, isNumber, linkTo, plural, runUrl, seconds, signed, useGet, useKeys, useWidth, waitingFor, Note, Pill, StatusPill, SuccessMark } from "./base.js";
 import { Board, MessageView, RichText } from "./board.js";
 import { askEpisodes, episodeLink, filterOfEpisode } from "./episodes.js";
 import { ColourChoice, Legend, TokenText, colourRange, offeredColourings } from "./tokens.js";
@@ -22,11 +22,13 @@ export function EpisodeView({ run, split, step, row, query }) {
     lastColouring.name = name;
     setColouring(name);
   }
+  // Side by side, both episodes show the same turn.
   function turnTo(turn) {
-    const last = (fresh?.turns.length || 1) - 1;
+    const last = Math.max(...episodes.map((episode) => episode.turns.length), 1) - 1;
     const next = Math.max(0, Math.min(last, turn));
     setSelected(next);
-    document.getElementById(`turn-0-${next}`)?.scrollIntoView({ block: "nearest", behavior: "smooth" });
+    const shown = episodes.map((episode, place) => document.getElementById(`turn-${place}-${next}`)).find(Boolean);
+    shown?.scrollIntoView({ block: "nearest", behavior: "smooth" });
   }
   const open = (one) => one && go(one);
   useKeys({
@@ -51,7 +53,7 @@ export function EpisodeView({ run, split, step, row, query }) {
     ${beside && other.error ? html`<${Note} kind="error">${other.error}<//>` : null}
     <div class=${beside ? "pair" : ""}>
       ${episodes.map((episode, index) => html`<${OneEpisode} key=${index} run=${run} place=${index} episode=${episode} colouring=${used} range=${range}
-        selected=${index ? -1 : selected} onSelect=${index ? () => {} : turnTo} narrow=${beside} address=${[split, step]} />`)}
+        selected=${selected} onSelect=${turnTo} narrow=${beside} address=${[split, step]} />`)}
     </div>
     <p class="quiet keys">Keys: <kbd>j</kbd> <kbd>k</kbd> or <kbd>→</kbd> <kbd>←</kbd> next and previous episode, <kbd>n</kbd> <kbd>p</kbd> next and previous turn, <kbd>c</kbd> another colour.</p>
   </article>`;
@@ -151,7 +153,7 @@ function TurnFacts({ turn, before, index, count }) {
     ["valid", turn.valid === null || turn.valid === undefined ? "" : turn.valid ? "yes" : "no"],
     ["reward", signed(turn.reward)],
     ...Object.entries(turn.reward_parts || {}).map(([name, value]) => [`· ${name}`, signed(value)]),
-    ...Object.entries(turn.info || {}),
+    ...Object.entries(turn.info || {}).filter(([name]) => name !== "valid"),
     ["generation", isNumber(turn.generate_seconds) && turn.generate_seconds ? seconds(turn.generate_seconds) : ""],
     ["environment", isNumber(turn.env_seconds) && turn.env_seconds ? seconds(turn.env_seconds) : ""],
   ].filter(([, value]) => value !== null && value !== undefined && value !== "");

@@ -136,15 +136,22 @@ function FilterBar({ filter, known, answer, change, grouped }) {
     </div>
     <${Segments} label="View" value=${grouped ? "groups" : "list"} options=${[["list", "List"], ["groups", "Groups"]]}
       onChange=${(view) => change({ view: view === "list" ? "" : view, ...(filter.step === "all" && view === "groups" ? { step: String(known[known.length - 1]) } : {}) })} />
-    ${grouped ? null : html`
+    ${grouped ? null : html`<${Late} label="Text" type="search" placeholder="in replies and messages" value=${filter.text || ""} onChange=${(text) => change({ text })} wide />
+      <${MoreFilters}>
       <${Choice} label="Status" value=${filter.status || ""} options=${[["", "any"], ...statuses]} onChange=${(status) => change({ status })} />
       ${envs.length > 1 || filter.env ? html`<${Choice} label="Environment" value=${filter.env || ""} options=${[["", "any"], ...envs]} onChange=${(env) => change({ env })} />` : null}
       <${Choice} label="Success" value=${filter.success || ""} options=${[["", "any"], ["yes", "yes"], ["no", "no"]]} onChange=${(success) => change({ success })} />
       <${Late} label="Reward from" type="number" value=${filter.min_reward || ""} onChange=${(min_reward) => change({ min_reward })} />
       <${Late} label="to" type="number" value=${filter.max_reward || ""} onChange=${(max_reward) => change({ max_reward })} />
-      <${Late} label="Text" type="search" placeholder="in replies and messages" value=${filter.text || ""} onChange=${(text) => change({ text })} wide />
-      <${Choice} label="Sort by" value=${filter.sort || "order"} options=${[["order", "order"], ["-reward", "best reward"], ["reward", "worst reward"], ["-tokens", "most tokens"], ["-turns", "most turns"]]} onChange=${(sort) => change({ sort: sort === "order" ? "" : sort })} />`}
+      <${Choice} label="Sort by" value=${filter.sort || "order"} options=${[["order", "order"], ["-reward", "best reward"], ["reward", "worst reward"], ["-tokens", "most tokens"], ["-turns", "most turns"]]} onChange=${(sort) => change({ sort: sort === "order" ? "" : sort })} />
+      <//>`}
   </form>`;
+}
+
+/** Filters that a narrow window folds away. */
+function MoreFilters({ children }) {
+  const [narrow] = useState(() => matchMedia("(max-width: 620px)").matches);
+  return narrow ? html`<details class="fold"><summary>More filters</summary><div class="inside filters-row">${children}</div></details>` : children;
 }
 
 /** An input whose change counts a moment after the last key. */
@@ -177,17 +184,17 @@ function EpisodeTable({ run, filter, answer, offset, change }) {
     <p class="count" role="status">${plural(answer.total, "episode")}${answer.total > PAGE ? `, ${offset + 1} to ${Math.min(offset + PAGE, answer.total)}` : ""}${indexing(answer)}</p>
     ${(answer.skipped || []).map((words, index) => html`<${Note} key=${index} kind="warn">${asText(words)}<//>`)}
     ${rows.length ? html`<div class="scroll"><table class="list episodes">
-      <thead><tr><th>Episode</th>${filter.step === "all" ? html`<th>Step</th>` : null}<th class="number">Group</th><th>Status</th><th>Won</th><th class="number">Reward</th><th class="number">Turns</th><th class="number">Tokens</th><th>First reply</th></tr></thead>
+      <thead><tr><th>Episode</th>${filter.step === "all" ? html`<th>Step</th>` : null}<th class="number spare">Group</th><th class="spare">Status</th><th>Won</th><th class="number">Reward</th><th class="number">Turns</th><th class="number spare">Tokens</th><th>First reply</th></tr></thead>
       <tbody ref=${body}>
         ${rows.map((one, index) => html`<tr key=${`${one.step}/${one.row}`} onClick=${(event) => event.target.closest("a") || go(episodeLink(run, one, filter, offset + index))}>
           <td><a class="open" href=${episodeLink(run, one, filter, offset + index)} onFocus=${() => setAt(index)}>${asText(one.id)}</a></td>
           ${filter.step === "all" ? html`<td>${one.step}</td>` : null}
-          <td class="number">${asText(one.group)}</td>
-          <td><${StatusPill} status=${one.status} error=${one.error} /></td>
+          <td class="number spare">${asText(one.group)}</td>
+          <td class="spare"><${StatusPill} status=${one.status} error=${one.error} /></td>
           <td><${SuccessMark} success=${one.success} /></td>
           <td class="number"><${RewardBar} reward=${one.reward} most=${most} /></td>
           <td class="number">${one.turns}${one.contexts > 1 ? html` <span class="quiet" title="contexts">/ ${one.contexts}</span>` : null}</td>
-          <td class="number">${one.tokens}</td>
+          <td class="number spare">${one.tokens}</td>
           <td class="mono first">${asText(one.first)}</td>
         </tr>`)}
       </tbody></table></div>` : html`<p class="quiet">No episode passes these filters.</p>`}

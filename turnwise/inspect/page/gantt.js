@@ -47,7 +47,7 @@ function Gantt({ run, split, step, answer }) {
   const across = (value) => left + (room * value) / end;
   const sum = (kind) => rows.reduce((total, row) => total + row.bars.filter((bar) => bar.kind === kind).reduce((part, bar) => part + (bar.seconds || 0), 0), 0);
   const idle = sum("wait") + rows.reduce((total, row) => total + end - row.end, 0);
-  const share = (value) => `${((100 * value) / (end * rows.length)).toFixed(value / (end * rows.length) < 0.01 ? 2 : 0)} %`;
+  const share = (value) => `${((100 * value) / (end * rows.length)).toFixed(value > 0 && value / (end * rows.length) < 0.01 ? 2 : 0)} %`;
   const ticks = [0, 0.25, 0.5, 0.75, 1].map((part) => part * end);
   return html`
     <div class="controls">
@@ -64,7 +64,7 @@ function Gantt({ run, split, step, answer }) {
           <text x=${across(tick)} y="11" text-anchor=${index === 0 ? "start" : index === 4 ? "end" : "middle"}>${seconds(tick)}</text></g>`)}
         ${shown.map((row, place) => html`<g key=${row.row} class="episode-bars" onClick=${() => go(linkTo(["run", run, split, step, String(row.row)]))} onMouseEnter=${() => setOver(row)}>
           <rect class="hit" x="0" y=${20 + place * each} width=${width} height=${each} />
-          ${each > 10 ? html`<text x="0" y=${20 + place * each + each - 4}>${width < 600 ? row.row : asText(row.id).slice(-22)}</text>` : null}
+          ${each > 10 ? html`<text x="0" y=${20 + place * each + each - 4}>${width < 600 ? row.row : asText(row.id).slice(0, 22)}</text>` : null}
           <rect class="wait" x=${across(0)} y=${21 + place * each} width=${across(end) - across(0)} height=${each - 2} />
           ${row.bars.filter((bar) => bar.kind !== "wait").map((bar, index) => html`<rect key=${index} class=${bar.kind === "env" ? "env" : "generate"} x=${across(bar.start)} y=${21 + place * each}
             width=${Math.max(0.75, (room * (bar.seconds || 0)) / end - 0.5)} height=${each - 2}><title>turn ${(bar.turn ?? 0) + 1}, ${KIND_WORDS[bar.kind] || asText(bar.kind)}: ${seconds(bar.seconds)}</title></rect>`)}

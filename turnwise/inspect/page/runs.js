@@ -1,5 +1,5 @@
 // The list of runs, one run, and several compared.
-import { html, useEffect, useMemo, useState, ago, asText, exported, figure, go, isNumber, linkTo, percent, plural, runColour, runUrl, urlOf, useGet, waitingFor, Note, Pill, StatePill } from "./base.js";
+import { html, useEffect, useMemo, useState, ago, asText, exported, figure, go, isNumber, linkTo, percent, plural, runColour, runUrl, useGet, waitingFor, Note, Pill, StatePill } from "./base.js";
 import { Chart, Curves, baselinesOf, curveNames, seriesOf, useChartControls, useMetrics } from "./chart.js";
 import { EpisodesView } from "./episodes.js";
 import { GanttView } from "./gantt.js";
@@ -52,7 +52,7 @@ function RunRow({ run, picked, onPick }) {
 function successWords(run) {
   if (!isNumber(run.success_before) && !isNumber(run.success_after)) return "–";
   if (!isNumber(run.success_after)) return percent(run.success_before);
-  return html`<span class="quiet">${percent(run.success_before)}</span> → <b>${percent(run.success_after)}</b>`;
+  return html`<span><span class="quiet">${percent(run.success_before)}</span> → <b>${percent(run.success_after)}</b></span>`;
 }
 
 function Progress({ step, steps }) {
@@ -117,7 +117,7 @@ function RunChart({ name, rows, marks, findings, look }) {
   const lines = useMemo(() => baselinesOf(rows, name), [rows, name]);
   const about = findings.filter((one) => mentions(one, name));
   return html`<${Chart} title=${name} curves=${curves} lines=${lines} marks=${marks} ...${look}>
-    ${about.map((one, index) => html`<p key=${index} class=${`finding-at ${asText(one.severity)}`} title=${asText(one.advice)}><b>${asText(one.name).replaceAll("_", " ")}</b> ${asText(one.evidence)}</p>`)}
+    ${about.map((one, index) => html`<p key=${index} class=${`finding-at ${severityOf(one)}`} title=${asText(one.advice)}><b>${asText(one.name).replaceAll("_", " ")}</b> ${asText(one.evidence)}</p>`)}
   <//>`;
 }
 
@@ -129,7 +129,7 @@ function Outcome({ rows }) {
   const word = (one) => (one.label === "baseline" ? asText(one.player) : asText(one.label));
   return html`<div class="card"><h2>Held-out tasks <span class="quiet">95 % intervals</span></h2>
     <div class="scroll"><table class="outcome-table">
-      <thead><tr><th></th><th colspan="2">Success</th><th>Reward</th></tr></thead>
+      <thead><tr><th></th><th class="graph"></th><th>Success</th><th>Reward</th></tr></thead>
       <tbody>${rows.map((one, index) => html`<tr key=${index} class=${one.label === "baseline" ? "baseline" : ""}>
         <th>${word(one)}</th>
         <td class="graph">${one.success ? html`<${IntervalBar} values=${one.success} />` : null}</td>
@@ -157,13 +157,15 @@ function IntervalBar({ values: [low, middle, high] }) {
   </svg>`;
 }
 
+const severityOf = (finding) => (["problem", "warning", "note"].includes(finding.severity) ? `is-${finding.severity}` : "is-warning");
+
 function Findings({ findings, events }) {
   const kinds = [...new Set(events.map((event) => event.kind))];
   return html`<div class="card"><h2>Doctor</h2>
-    ${findings.length ? findings.map((one, index) => html`<div key=${index} class=${`finding ${asText(one.severity)}`}>
+    ${findings.length ? findings.map((one, index) => html`<div key=${index} class=${`finding ${severityOf(one)}`}>
       <b>${asText(one.name).replaceAll("_", " ")}</b> <span class="quiet small">${asText(one.severity)}</span>
       <div>${asText(one.evidence)}</div><div class="quiet">${asText(one.advice)}</div></div>`) : html`<p class="quiet">Nothing to look at.</p>`}
-    ${kinds.length ? html`<details class="fold"><summary>What happened <span class="quiet">${events.length}</span></summary>
+    ${kinds.length ? html`<details class="fold" open=${events.length <= 4}><summary>What happened <span class="quiet">${events.length}</span></summary>
       <ul class="events">${events.slice(-200).map((event, index) => html`<li key=${index}><b>${asText(event.kind)}</b>${event.count > 1 ? html` <span class="quiet">${event.count} times, last</span>` : null}${isNumber(event.step) ? html` <span class="quiet">step ${event.step}</span>` : null} ${asText(event.message)}</li>`)}</ul></details>` : null}
   </div>`;
 }
@@ -199,7 +201,7 @@ export function CompareView({ runs }) {
   return html`<section aria-label="Comparison">
     <div class="title"><h1>Compare ${plural(runs.length, "run")}</h1></div>
     <ul class="run-keys">${runs.map((run, index) => html`<li key=${run}><i class="swatch" style=${{ background: runColour(index) }}></i><a href=${linkTo(["run", run])}>${run}</a><${RunRows} run=${run} keep=${keep} /></li>`)}</ul>
-    ${waitingFor(state, "the comparison") || html`<div class="overview"><${Paired} paired=${state.data.paired} runs=${runs} /><${ConfigDiff} rows=${state.data.config || []} runs=${runs} /></div>`}
+    ${waitingFor(state, "the comparison") || html`<div class="overview"><${Paired} answer=${state.data} /><${ConfigDiff} rows=${state.data.config || []} runs=${runs} /></div>`}
     <h2>Curves</h2>
     ${controls}
     ${names.length ? html`<${Curves} names=${names} draw=${draw} search=${search} />` : html`<p class="quiet">Loading metrics…</p>`}
@@ -224,19 +226,29 @@ function ComparedChart({ name, runs, all, look }) {
   return curves.length ? html`<${Chart} title=${name} curves=${curves} lines=${baselinesOf(all[runs[0]] || [], name)} ...${look} />` : null;
 }
 
-function Paired({ paired, runs }) {
-  if (!paired) return html`<div class="card"><h2>Paired test</h2><p class="quiet">${runs.length === 2 ? "The two runs share no evaluated tasks." : "A paired test is made of two runs."}</p></div>`;
-  const known = [paired.low, paired.difference, paired.high].every(isNumber);
-  const most = known ? Math.max(Math.abs(paired.low), Math.abs(paired.high), 1e-9) * 1.1 : 1;
-  const across = (value) => 50 + (48 * value) / most;
-  return html`<div class="card"><h2>Paired test</h2>
-    <p>${asText(paired.text)}</p>
-    ${known ? html`<svg class="interval tall" viewBox="0 0 100 22" preserveAspectRatio="none" role="img" aria-label=${`difference ${figure(paired.difference)}, from ${figure(paired.low)} to ${figure(paired.high)}`}>
-      <line class="axis" x1="2" x2="98" y1="11" y2="11" /><line class="zero" x1="50" x2="50" y1="1" y2="21" />
-      <rect class="range" x=${across(paired.low)} y="7" width=${Math.max(0.5, across(paired.high) - across(paired.low))} height="8" />
-      <rect class="middle" x=${across(paired.difference) - 0.6} y="3" width="1.2" height="16" /></svg>
-      <p class="quiet">difference ${figure(paired.difference)} [${figure(paired.low)}, ${figure(paired.high)}]${isNumber(paired.p) ? `, p = ${figure(paired.p)}` : ""}${isNumber(paired.tasks) ? `, ${plural(paired.tasks, "task")}` : ""}</p>` : null}
+function Paired({ answer }) {
+  const pairs = answer.pairs || (answer.paired ? [answer.paired] : []);
+  return html`<div class="card"><h2>Paired ${pairs.length > 1 ? "tests" : "test"} <span class="quiet">same held-out tasks</span></h2>
+    ${pairs.map((pair, index) => html`<${Pair} key=${index} pair=${pair} />`)}
+    ${pairs.length ? null : html`<p class="quiet">The runs share no evaluated tasks.</p>`}
+    ${(answer.skipped || []).map((words, index) => html`<p key=${index} class="quiet small">${asText(words)}</p>`)}
   </div>`;
+}
+
+function Pair({ pair }) {
+  const { low, difference, high } = pair;
+  const known = [low, difference, high].every(isNumber);
+  const most = known ? Math.max(Math.abs(low), Math.abs(high), 1e-9) * 1.1 : 1;
+  const across = (value) => 50 + (48 * value) / most;
+  const words = `${figure(difference)} [${figure(low)}, ${figure(high)}]${isNumber(pair.p) ? `, p = ${figure(pair.p)}` : ""}${isNumber(pair.tasks) ? `, ${plural(pair.tasks, "task")}` : ""}`;
+  const [first, second] = (pair.runs || []).map(asText);
+  return html`<p>${asText(pair.text)}</p>
+    ${known ? html`<svg class="interval tall" viewBox="0 0 100 22" preserveAspectRatio="none" role="img" aria-label=${`difference ${words}`}>
+      <line class="axis" x1="2" x2="98" y1="11" y2="11" /><line class="zero" x1="50" x2="50" y1="1" y2="21" />
+      <rect class="range" x=${across(low)} y="7" width=${Math.max(0.5, across(high) - across(low))} height="8" />
+      <rect class="middle" x=${across(difference) - 0.3} y="3" width="0.6" height="16" /></svg>
+      ${first ? html`<div class="ends quiet small"><span>← ${second} better</span><span>${first} better →</span></div>` : null}
+      <p class="quiet small">${asText(pair.of) || "success"}${first ? `, ${first} minus ${second}` : ""}: ${words}</p>` : null}`;
 }
 
 function ConfigDiff({ rows, runs }) {

@@ -1,0 +1,95 @@
+"""One browser, one server and a few runs for all tests of the page."""
+
+import os
+import sys
+from collections.abc import Callable, Generator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from lake_runs import lake_run, odd_run
+from tabs import CHROMIUM, PATIENCE, Tab
+
+from turnwise.inspect.server import InspectServer
+
+
+@pytest.fixture(scope="session")
+def browser() -> Generator[Any]:
+    if CHROMIUM is None:
+        pytest.skip("needs chromium; `make browser` installs it")
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        # A test machine's user is often root, for whom Chromium has no sandbox.
+        flags = ["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"]
+        opened = playwright.chromium.launch(
+            executable_path=CHROMIUM, args=flags, timeout=2 * PATIENCE
+        )
+        yield opened
+        opened.close()
+
+
+@pytest.fixture(scope="session")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with two runs that can be compared and one with hostile texts."""
+    folder = tmp_path_factory.mktemp("runs")
+    lake_run(folder, "lake-bi-level", steps=12, skill=0.16)
+    lake_run(folder, "lake-grpo", steps=12, skill=0.1, seed=1)
+    odd_run(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def server(runs: Path, tmp_path_factory: pytest.TempPathFactory) -> Generator[InspectServer]:
+    with InspectServer([runs], cache=tmp_path_factory.mktemp("cache")) as started:
+        yield started
+
+
+@pytest.fixture
+def open_tab(browser: Any) -> Generator[Callable[..., Tab]]:
+    """Opens an address in a window of its own. Errors on any of them fail the test at its end."""
+    contexts: list[Any] = []
+    tabs: list[Tab] = []
+
+    def open_it(
+        address: str, *, width: int = 1280, height: int = 900, scheme: str = "light"
+    ) -> Tab:
+        context = browser.new_context(
+            viewport={"width": width, "height": height},
+            color_scheme=scheme,
+            reduced_motion="reduce",
+        )
+        contexts.append(context)
+        context.set_default_timeout(PATIENCE)
+        tab = Tab(page=context.new_page(), problems=[], asked=[])
+        tab.page.on("pageerror", lambda error: tab.problems.append(str(error)))
+        tab.page.on(
+            "console",
+            lambda said: tab.problems.append(said.text) if said.type == "error" else None,
+        )
+        tab.page.on("request", lambda request: tab.asked.append(request.url))
+        tabs.append(tab)
+        tab.page.goto(address)
+        return tab
+
+    yield open_it
+    for context in contexts:
+        context.close()
+    assert [problem for tab in tabs for problem in tab.problems] == []
+
+
+@pytest.fixture
+def keep(request: pytest.FixtureRequest) -> Callable[[Tab, str], None]:
+    """Keeps a picture of the page where TURNWISE_SCREENSHOTS names a folder."""
+    folder = os.environ.get("TURNWISE_SCREENSHOTS")
+
+    def take(tab: Tab, name: str) -> None:
+        if folder:
+            path = Path(request.config.rootpath, folder, f"{name}.png")
+            tab.page.evaluate("document.fonts.ready")
+            tab.page.screenshot(path=path, animations="disabled")
+
+    return take
