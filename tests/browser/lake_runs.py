@@ -256,7 +256,10 @@ def lake_run(
     made.end()
 
 
-OWNED = "<script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\">"
+OWNED = (
+    "<script>document.currentScript.parentNode.dataset.ran='yes'; document.title='owned'</script>"
+    "<img src=x onerror=\"document.title='owned'\">"
+)
 ODD = "odd <b>&'\" names, 100%"
 
 

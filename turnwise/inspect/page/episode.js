@@ -1,7 +1,7 @@
 // One episode as a conversation, or two of a group side by side.
 import { html, useEffect, useMemo, useState, asText, figure, go, isNumber, linkTo, plural, runUrl, seconds, signed, useGet, useKeys, useWidth, waitingFor, Note, Pill, StatusPill, SuccessMark } from "./base.js";
 import { Board, MessageView, RichText } from "./board.js";
-import { askEpisodes, episodeLink, filterOfEpisode } from "./episodes.js";
+import { MOST_MEMBERS, askEpisodes, episodeLink, filterOfEpisode } from "./episodes.js";
 import { ColourChoice, Legend, TokenText, colourRange, offeredColourings } from "./tokens.js";
 
 const lastColouring = { name: "advantage" };
@@ -66,14 +66,17 @@ function NearLink({ to, key_, children }) {
 /** {previous, next, at, total}: addresses of the neighbours in the list that led here. */
 function useNeighbours(run, split, step, row, query) {
   const [found, setFound] = useState({});
-  const at = query.at === undefined ? Number(row) : Number(query.at);
   const filter = filterOfEpisode(split, step, query);
+  const known = query.at === undefined ? -1 : Number(query.at);
   useEffect(() => {
     let over = false;
-    const offset = Math.max(0, at - 1);
-    askEpisodes(run, filter, { offset, limit: 3 }).then(
+    // An address without a place in a list: the place is looked for among the first episodes.
+    const offset = Math.max(0, known - 1);
+    askEpisodes(run, filter, { offset, limit: known < 0 ? MOST_MEMBERS : 3 }).then(
       (answer) => {
         if (over) return;
+        const at = known < 0 ? answer.episodes.findIndex((one) => String(one.row) === row && String(one.step) === step) : known;
+        if (at < 0) return setFound({});
         const link = (index) => (index >= 0 && answer.episodes[index - offset] ? episodeLink(run, answer.episodes[index - offset], filter, index) : null);
         setFound({ previous: link(at - 1), next: link(at + 1), at, total: answer.total });
       },
@@ -82,7 +85,7 @@ function useNeighbours(run, split, step, row, query) {
     return () => {
       over = true;
     };
-  }, [run, JSON.stringify(filter), at]);
+  }, [run, JSON.stringify(filter), known, known < 0 ? row : ""]);
   return found;
 }
 

@@ -2,7 +2,7 @@
 import { html, useEffect, useState, useRef, asText, exported, figure, get, go, isNumber, linkTo, plural, runUrl, useGet, useKeys, waitingFor, Choice, Field, Note, Segments, StatusPill, SuccessMark } from "./base.js";
 
 export const PAGE = 100;
-const MOST_MEMBERS = 1000;
+export const MOST_MEMBERS = 1000;
 const FILTERS = ["status", "env", "success", "min_reward", "max_reward", "text", "sort"];
 
 /** The filter in an address, complete: split, step and the rest. */
@@ -87,7 +87,7 @@ export function EpisodesView({ run, detail, query }) {
   const key = JSON.stringify([filter, offset]);
   const state = useEpisodes(run, filter, offset, key);
   const known = detail.steps?.[filter.split] || [];
-  if (!(detail.steps?.step?.length || detail.steps?.eval?.length)) return html`<p class="quiet">No episodes are stored yet.</p>`;
+  if (!(detail.steps?.step?.length || detail.steps?.eval?.length)) return html`<p class="quiet">${exported ? "No episodes are in this file." : "No episodes are stored yet."}</p>`;
   return html`<section aria-label="Episodes">
     <${FilterBar} filter=${filter} known=${known} answer=${state.data} change=${change} grouped=${grouped} />
     ${state.error ? html`<${Note} kind="error">${state.error}<//>` : null}

@@ -1,5 +1,5 @@
 // When the episodes of a rollout waited for the generator and for their environments.
-import { html, useState, asText, go, isNumber, linkTo, plural, runUrl, seconds, useGet, useWidth, waitingFor, Choice, Note, Segments } from "./base.js";
+import { html, useState, asText, exported, go, isNumber, linkTo, plural, runUrl, seconds, useGet, useWidth, waitingFor, Choice, Note, Segments } from "./base.js";
 
 const MOST_ROWS = 120;
 const KIND_WORDS = { generate: "generation", env: "environment", wait: "waiting" };
@@ -27,7 +27,7 @@ export function GanttView({ run, detail, query }) {
     <${Segments} label="Split" value=${split} options=${[["step", "Training"], ["eval", "Evaluation"]]} onChange=${(next) => change({ split: next, step: "" })} />
     <${Choice} label="Step" value=${step || ""} options=${known.map((one) => [String(one), String(one)])} onChange=${(next) => change({ step: next })} />
   </form>`;
-  if (step === null) return html`${bar}<p class="quiet">No episodes are stored yet.</p>`;
+  if (step === null) return html`${bar}<p class="quiet">${exported ? "No episodes are in this file." : "No episodes are stored yet."}</p>`;
   return html`<section aria-label="Timeline">${bar}${waitingFor(state, "the timings") || html`<${Gantt} run=${run} split=${split} step=${step} answer=${state.data} />`}</section>`;
 }
 
