@@ -11,7 +11,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 
 from lake_runs import lake_run, odd_run
-from tabs import CHROMIUM, PATIENCE, Tab
+from tabs import CHROMIUM, PATIENCE, Open, Tab
 
 from turnwise.inspect.server import InspectServer
 
@@ -48,37 +48,50 @@ def server(runs: Path, tmp_path_factory: pytest.TempPathFactory) -> Generator[In
         yield started
 
 
+@pytest.fixture(scope="session")
+def windows(browser: Any) -> dict[tuple[str, int, str], Tab]:
+    """Windows that stay open between tests: loading the page takes longer than most tests."""
+    return {}
+
+
 @pytest.fixture
-def open_tab(browser: Any) -> Generator[Callable[..., Tab]]:
-    """Opens an address in a window of its own. Errors on any of them fail the test at its end."""
-    contexts: list[Any] = []
-    tabs: list[Tab] = []
+def open_tab(browser: Any, windows: dict[tuple[str, int, str], Tab]) -> Generator[Open]:
+    """Opens an address in a window of the wanted kind. Errors on any of them fail the test at its
+    end."""
+    used: list[Tab] = []
 
     def open_it(
         address: str, *, width: int = 1280, height: int = 900, scheme: str = "light"
     ) -> Tab:
-        context = browser.new_context(
-            viewport={"width": width, "height": height},
-            color_scheme=scheme,
-            reduced_motion="reduce",
-        )
-        contexts.append(context)
-        context.set_default_timeout(PATIENCE)
-        tab = Tab(page=context.new_page(), problems=[], asked=[])
-        tab.page.on("pageerror", lambda error: tab.problems.append(str(error)))
-        tab.page.on(
-            "console",
-            lambda said: tab.problems.append(said.text) if said.type == "error" else None,
-        )
-        tab.page.on("request", lambda request: tab.asked.append(request.url))
-        tabs.append(tab)
+        file = address.partition("#")[0]
+        kind = (file, width, scheme)
+        if kind in windows:
+            windows[kind].page.goto(f"{file}#/nothing")  # the view of the last test goes
+        else:
+            windows[kind] = new_tab(browser, width=width, height=height, scheme=scheme)
+        tab = windows[kind]
+        tab.problems.clear()
+        tab.asked.clear()
+        used.append(tab)
         tab.page.goto(address)
         return tab
 
     yield open_it
-    for context in contexts:
-        context.close()
-    assert [problem for tab in tabs for problem in tab.problems] == []
+    assert [problem for tab in used for problem in tab.problems] == []
+
+
+def new_tab(browser: Any, *, width: int, height: int, scheme: str) -> Tab:
+    context = browser.new_context(
+        viewport={"width": width, "height": height}, color_scheme=scheme, reduced_motion="reduce"
+    )
+    context.set_default_timeout(PATIENCE)
+    tab = Tab(page=context.new_page(), problems=[], asked=[])
+    tab.page.on("pageerror", lambda error: tab.problems.append(str(error)))
+    tab.page.on(
+        "console", lambda said: tab.problems.append(said.text) if said.type == "error" else None
+    )
+    tab.page.on("request", lambda request: tab.asked.append(request.url))
+    return tab
 
 
 @pytest.fixture

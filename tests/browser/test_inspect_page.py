@@ -25,7 +25,7 @@ def live(runs: Path) -> Generator[LakeRun]:
 def test_runs_are_listed_with_state_and_outcome(
     server: InspectServer, open_tab: Open, keep: Keep
 ) -> None:
-    tab = open_tab(server.url)
+    tab = open_tab(f"{server.url}/#/")
     row = tab.page.locator("tr", has_text="lake-bi-level")
     for part in ("ended", "12 / 12", "frozen_lake", "bi_level_gae", "12.0 %"):
         says(row, part)
@@ -181,7 +181,7 @@ def test_a_rollout_in_time(server: InspectServer, open_tab: Open, keep: Keep) ->
 
 
 def test_runs_are_compared(server: InspectServer, open_tab: Open, keep: Keep) -> None:
-    tab = open_tab(server.url)
+    tab = open_tab(f"{server.url}/#/")
     tab.page.get_by_label("Compare lake-bi-level").check()
     tab.page.get_by_label("Compare lake-grpo").check()
     tab.page.get_by_role("button", name="Compare 2").click()
@@ -236,19 +236,22 @@ def test_every_part_can_be_reached_by_keyboard(server: InspectServer, open_tab: 
     assert tab.page.evaluate(nameless) == []
 
 
-@pytest.mark.parametrize(
-    "address",
-    ["#/", "#/run/lake-bi-level", "#/run/lake-bi-level/episodes?split=step&step=1",
-     "#/run/lake-bi-level/step/1/0", "#/run/lake-bi-level/timeline",
-     "#/compare/lake-bi-level,lake-grpo"],
-)  # fmt: skip
 def test_a_narrow_window_shows_everything(
-    server: InspectServer, open_tab: Open, address: str
+    server: InspectServer, open_tab: Open, keep: Keep
 ) -> None:
-    tab = open_tab(f"{server.url}/{address}", width=360, height=760)
-    tab.page.locator("h1, h2").first.wait_for()
-    tab.page.wait_for_load_state("networkidle")
-    assert tab.page.evaluate("document.documentElement.scrollWidth") <= 360
+    run = "#/run/lake-bi-level"
+    for address, shown in {
+        "#/": "table.runs",
+        run: "canvas",
+        f"{run}/episodes?split=step&step=1": "table.episodes",
+        f"{run}/timeline": ".gantt svg",
+        "#/compare/lake-bi-level,lake-grpo": "table.diff",
+        f"{run}/step/1/0": ".token",
+    }.items():
+        tab = open_tab(f"{server.url}/{address}", width=360, height=760)
+        tab.page.locator(shown).first.wait_for()
+        assert tab.page.evaluate("document.documentElement.scrollWidth") <= 360, address
+    keep(tab, "inspect-narrow")
 
 
 CONTRASTS = """() => {
@@ -289,7 +292,7 @@ def test_texts_have_contrast(
 
 
 def test_what_the_modules_compute(server: InspectServer, open_tab: Open) -> None:
-    tab = open_tab(server.url)
+    tab = open_tab(f"{server.url}/#/")
     compute = """async () => {
       const board = await import('./static/board.js');
       const chart = await import('./static/chart.js');
