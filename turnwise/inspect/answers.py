@@ -96,7 +96,8 @@ class Answers:
         start = run.index.start(split, step, row)
         if start is None:
             raise InspectError(f"{step_name('episodes', split, step)} has no episode {row}")
-        return whole_episode(run, split, step, row, start, run.index.rows(split, step))
+        rows = run.index.rows(split, step)
+        return whole_episode(run, split, step, row, start, siblings=rows)
 
     def gantt(self, name: str, query: Query) -> dict[str, Json]:
         """/api/run/RUN/gantt."""
@@ -266,22 +267,29 @@ def groups_json(rows: Sequence[Mapping[str, Json]]) -> list[dict[str, Json]]:
 
 
 def whole_episode(
-    run: Run, split: str, step: int, row: int, start: int, rows: Sequence[Mapping[str, Json]]
+    run: Run,
+    split: str,
+    step: int,
+    row: int,
+    start: int,
+    *,
+    siblings: Sequence[Mapping[str, Json]],
 ) -> dict[str, Json]:
     """An episode with all that is stored about it.
 
     Args:
-        rows: those of its step, of which the same group's are its siblings.
+        start: where its line starts in the file.
+        siblings: rows of its step, of which those of its group are shown.
     """
     skips = Skips()
     episode = read_at(run.folder, split, step, row, start)
     stored = read_stored(run.folder, split, step, episode, read_pieces(run.folder, skips), skips)
-    siblings = [
+    same = [
         {"row": one["row"], "reward": one["reward"], "success": one["success"]}
-        for one in rows
+        for one in siblings
         if (one["group"], one["env"]) == (episode.group_id, episode.tag)
     ]
-    answer = episode_json(episode, stored, siblings=siblings, skips=skips)
+    answer = episode_json(episode, stored, siblings=same, skips=skips)
     return {**answer, "split": split, "step": step, "row": row, "skipped": skips.words()}
 
 
@@ -314,7 +322,7 @@ def gantt_json(
 
 
 def _examined(run: Run) -> bool:
-    examine(run, Skips())
+    examine(run, Skips(), run.index.errors)
     return False
 
 

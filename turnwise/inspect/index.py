@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -92,9 +93,14 @@ class EpisodeIndex:
 
     def __init__(self, folder: RunFolder, *, cache: Path | None = None) -> None:
         self.folder = folder
-        name = hashlib.sha256(os.fsencode(folder.path)).hexdigest()[:32]
-        self.path = (cache or cache_folder()) / f"{name}.sqlite"
+        self._cache = cache
         self._building = threading.Lock()
+
+    @cached_property
+    def path(self) -> Path:
+        """Where the index is, once it is used."""
+        name = hashlib.sha256(os.fsencode(self.folder.path)).hexdigest()[:32]
+        return (self._cache or cache_folder()) / f"{name}.sqlite"
 
     def stale(self) -> list[StepFile]:
         """The files of episodes that are not indexed as they are now."""

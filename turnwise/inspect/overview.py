@@ -1,7 +1,7 @@
 """What the list of runs and the page of a run show: state, outcome, findings, settings."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 
 from turnwise.config.schema import Config
@@ -10,7 +10,7 @@ from turnwise.inspect.follow import read_all
 from turnwise.inspect.rows import number
 from turnwise.inspect.runs import Run, Runs, stamp
 from turnwise.json_lines import UNREADABLE
-from turnwise.log.doctor import Diagnosis, diagnose, make_chart
+from turnwise.log.doctor import diagnose, make_chart
 from turnwise.log.outcome import stored_outcome
 from turnwise.log.records import LedgerEntry, checked
 from turnwise.log.store import event_row, merge_rows, metric_row
@@ -19,6 +19,8 @@ from turnwise.types import Json
 LIST_SECONDS = 0.4
 """Time that the first answer spends on runs that it does not know yet."""
 EXAMINED = ("metrics.jsonl", "events.jsonl", "ledger.jsonl", "summary.json")
+Errors = Callable[[], Sequence[tuple[str, int]]]
+"""Finds the most frequent errors of failed episodes."""
 _UNTIL_THE_END = ("unfinished", "no_improvement")
 """Findings that say nothing while a run goes on."""
 
@@ -36,8 +38,10 @@ def list_runs(runs: Runs) -> dict[str, Json]:
     return {"root": root, "runs": rows, "skipped": skipped}
 
 
-def run_row(run: Run, skips: Skips, *, until: float) -> dict[str, Json]:
-    """One run of the list."""
+def run_row(
+    run: Run, skips: Skips, *, until: float, running: bool | None = None
+) -> dict[str, Json]:
+    """One run of the list. Beyond the time `until`, only what costs nothing."""
     head = run.head
     late = not run.known and time.monotonic() > until
     config = None
@@ -51,7 +55,7 @@ def run_row(run: Run, skips: Skips, *, until: float) -> dict[str, Json]:
         problems = sum(one.severity == "problem" for one in run.findings)
     return {
         "name": run.name,
-        "state": run.state(),
+        "state": run.state(running=running),
         "step": head.step,
         "steps": config.train.steps if config else None,
         "algorithm": config.algo.name if config else None,
@@ -67,14 +71,18 @@ def run_row(run: Run, skips: Skips, *, until: float) -> dict[str, Json]:
     }
 
 
-def run_json(run: Run, *, running: bool | None = None) -> dict[str, Json]:
+def run_json(
+    run: Run, *, running: bool | None = None, errors: Errors | None = None
+) -> dict[str, Json]:
     """The answer of /api/run/RUN.
 
     Args:
         running: whether the run goes on. None: as its lock says.
+        errors: finds the most frequent errors of failed episodes. None: the index does.
     """
     skips = Skips()
-    state = run.state() if running is None else "running" if running else "ended"
+    state = run.state(running=running)
+    examine(run, skips, errors or run.index.errors)
     text, config = run.config(skips)
     run.head.follow(run.folder, until=time.monotonic() + 5.0)
     events = run.folder.rows("events.jsonl", event_row, skips)
@@ -90,7 +98,11 @@ def run_json(run: Run, *, running: bool | None = None) -> dict[str, Json]:
         "steps_planned": config.train.steps if config else None,
         "config": text,
         "outcome": outcome(run, skips),
-        "findings": [asdict(one) for one in findings(run, skips, running=state == "running")],
+        "findings": [
+            asdict(one)
+            for one in run.findings or ()
+            if not (state == "running" and one.name in _UNTIL_THE_END)
+        ],
         "events": [_event(row) for row in _last_of_kind(events)],
         "ledger": {
             "steps": len(ledger),
@@ -104,15 +116,9 @@ def run_json(run: Run, *, running: bool | None = None) -> dict[str, Json]:
     }
 
 
-def findings(run: Run, skips: Skips, *, running: bool) -> list[Diagnosis]:
-    """What the doctor says, without the run's own notices, which are shown as events."""
-    examine(run, skips)
-    found = run.findings or []
-    return [one for one in found if not (running and one.name in _UNTIL_THE_END)]
-
-
-def examine(run: Run, skips: Skips) -> None:
-    """Lets the doctor look at the run, if it changed since the last time."""
+def examine(run: Run, skips: Skips, errors: Errors) -> None:
+    """Lets the doctor look at the run, if it changed since the last time. The run's own notices
+    are no findings: they are shown as events."""
     now = tuple(stamp(run.folder, name) for name in EXAMINED)
     if run.findings is not None and run.examined == now:
         return
@@ -131,7 +137,7 @@ def examine(run: Run, skips: Skips) -> None:
         run.summary(skips),
     )
     if chart.total("rollout/failures"):
-        chart = replace(chart, errors=tuple(run.index.errors()))
+        chart = replace(chart, errors=tuple(errors()))
     kinds = {row["kind"] for row in events}
     try:
         run.findings = [one for one in diagnose(chart) if one.name not in kinds]

@@ -60,11 +60,17 @@ class Run:
         """Whether the config was read before, so that a list costs nothing."""
         return self._config is not None
 
-    def state(self) -> State:
-        """Whether somebody writes the run now, or how it ended."""
-        with suppress(OSError), self.folder.open("lock") as lock:
-            if is_locked(lock):
-                return "running"
+    def state(self, *, running: bool | None = None) -> State:
+        """Whether somebody writes the run now, or how it ended.
+
+        Args:
+            running: whether it goes on. None: as its lock says.
+        """
+        if running is None:
+            with suppress(OSError), self.folder.open("lock") as lock:
+                running = is_locked(lock)
+        if running:
+            return "running"
         summary = self.summary(Skips())
         return "ended" if summary and not summary.get("stopped") else "stopped"
 

@@ -1,11 +1,9 @@
 """The HTTP side of the inspector."""
 
 import asyncio
-import contextlib
 import logging
 import sqlite3
 from collections.abc import Awaitable, Callable
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -19,6 +17,7 @@ from starlette.routing import Route
 from turnwise.envs.wire import decode
 from turnwise.inspect.answers import Answers
 from turnwise.inspect.folder import InspectError
+from turnwise.inspect.page_files import PAGE_TYPES, page_file
 from turnwise.inspect.play import Games
 from turnwise.inspect.security import HEADERS, Guard
 from turnwise.inspect.wire import to_bytes
@@ -30,12 +29,6 @@ logger = logging.getLogger(__name__)
 CONNECTIONS = 64
 WORKERS = 4
 """Requests that read files at the same time; their number bounds the memory."""
-PAGE_TYPES = {
-    ".html": "text/html; charset=utf-8",
-    ".js": "text/javascript; charset=utf-8",
-    ".css": "text/css; charset=utf-8",
-    ".svg": "image/svg+xml",
-}
 Handler = Callable[[Request], Awaitable[Response]]
 
 
@@ -110,7 +103,7 @@ class InspectServer:
                 request.path_params["run"], request.query_params
             )
         routes = [Route(path, self._reads(answer)) for path, answer in reads.items()]
-        routes += [Route("/", self._page), Route("/static/{name}", self._page)]
+        routes += [Route("/", self._page), Route("/static/{name:path}", self._page)]
         if self._games is not None:
             routes += self._play_routes(self._games)
         return routes
@@ -185,28 +178,14 @@ class InspectServer:
         name = request.path_params.get("name", "index.html")
         try:
             self._check(request, page=request.url.path == "/")
-            data, kind = page_file(name)
+            data = page_file(name)
         except InspectError as error:
             return _refuse(error.status, str(error))
+        kind = PAGE_TYPES[Path(name).suffix]
         response = _respond(200, data, kind)
         if self._guard.token is not None and request.query_params.get("token"):
             response.headers["Set-Cookie"] = self._guard.cookie_header()
         return response
-
-
-def page_file(name: str) -> tuple[bytes, str]:
-    """(content, type) of a file of the page.
-
-    Raises:
-        InspectError: there is none of this name.
-    """
-    folder = files("turnwise.inspect") / "page"
-    with contextlib.suppress(OSError):
-        for file in folder.iterdir():
-            kind = PAGE_TYPES.get(Path(file.name).suffix)
-            if file.name == name and kind is not None and file.is_file():
-                return file.read_bytes(), kind
-    raise InspectError(f"there is no {name[:80]!r} here")
 
 
 def _names(request: Request) -> list[str]:
