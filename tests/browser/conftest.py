@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 
 from lake_runs import lake_run, odd_run
-from tabs import CHROMIUM, PATIENCE, Open, Tab
+from tabs import CHROMIUM, PATIENCE, Keep, Open, Tab
 
 from turnwise.inspect.server import InspectServer
 
@@ -61,7 +61,7 @@ def open_tab(browser: Any, windows: dict[tuple[str, int, str], Tab]) -> Generato
     used: list[Tab] = []
 
     def open_it(
-        address: str, *, width: int = 1280, height: int = 900, scheme: str = "light"
+        address: str, *, width: int = 1200, height: int = 800, scheme: str = "light"
     ) -> Tab:
         file = address.partition("#")[0]
         kind = (file, width, scheme)
@@ -95,14 +95,16 @@ def new_tab(browser: Any, *, width: int, height: int, scheme: str) -> Tab:
 
 
 @pytest.fixture
-def keep(request: pytest.FixtureRequest) -> Callable[[Tab, str], None]:
+def keep(request: pytest.FixtureRequest) -> Keep:
     """Keeps a picture of the page where TURNWISE_SCREENSHOTS names a folder."""
     folder = os.environ.get("TURNWISE_SCREENSHOTS")
 
-    def take(tab: Tab, name: str) -> None:
+    def take(tab: Tab, name: str, *, height: int | None = None) -> None:
         if folder:
             path = Path(request.config.rootpath, folder, f"{name}.png")
-            tab.page.evaluate("document.fonts.ready")
-            tab.page.screenshot(path=path, animations="disabled")
+            width = tab.page.viewport_size["width"]
+            clip = {"x": 0, "y": 0, "width": width, "height": height} if height else None
+            tab.page.wait_for_load_state("networkidle")
+            tab.page.screenshot(path=path, animations="disabled", clip=clip)
 
     return take

@@ -213,7 +213,10 @@ class LakeRun:
             episode_id=episode.id,
             sample=0,
             turn_ids=tuple(k for k, _ in places),
-            advantages=tuple(ret - value for ret, value in zip(returns, values, strict=True)),
+            advantages=tuple(
+                ret - value + self._dice.gauss(-0.15, 0.25)
+                for ret, value in zip(returns, values, strict=True)
+            ),
             values=tuple(values),
             returns=tuple(returns),
             gaps=tuple(self._dice.gauss(0, 1e-6) for _ in places),

@@ -29,7 +29,7 @@ class Tab:
 
 
 Open = Callable[..., Tab]
-Keep = Callable[[Tab, str], None]
+Keep = Callable[..., None]
 
 
 def says(where: Any, text: str) -> None:

@@ -31,8 +31,9 @@ def test_runs_are_listed_with_state_and_outcome(
         says(row, part)
     tab.page.get_by_label("Find").fill("grpo")
     has(tab.page.locator("table.runs tbody tr"), 1)
-    tab.page.get_by_label("Find").fill("lake")
-    keep(tab, "inspect-runs")
+    tab.page.get_by_label("Find").fill("lake-")
+    has(tab.page.locator("table.runs tbody tr"), 2)
+    keep(tab, "inspect-runs", height=330)
     assert all(address.startswith((server.url, "data:")) for address in tab.asked)
 
 
@@ -121,7 +122,8 @@ def test_episodes_are_filtered_sorted_and_opened(server: InspectServer, open_tab
 def test_tokens_are_coloured_and_show_their_numbers(
     server: InspectServer, open_tab: Open, keep: Keep
 ) -> None:
-    tab = open_tab(f"{server.url}/#/run/lake-bi-level/step/2/2")
+    tab = open_tab(f"{server.url}/#/run/lake-bi-level/episodes?split=step&step=2&sort=-turns")
+    tab.page.locator("table.episodes tbody a").first.click()
     token = tab.page.locator(".token").nth(1)
     token.wait_for()
     offered = tab.page.get_by_label("Colour tokens by").locator("option").all_text_contents()
@@ -175,7 +177,7 @@ def test_a_rollout_in_time(server: InspectServer, open_tab: Open, keep: Keep) ->
     has(bars, 16)
     assert bars.first.locator("rect.generate").count() >= 1
     assert bars.first.locator("rect.env").count() >= 1
-    keep(tab, "inspect-timeline")
+    keep(tab, "inspect-timeline", height=660)
     bars.nth(3).click()
     says(tab.page.locator(".crumbs"), "episode 3")
 

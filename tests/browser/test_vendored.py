@@ -8,6 +8,7 @@ import turnwise
 
 PAGE = Path(turnwise.__file__).parent / "inspect" / "page"
 VENDOR = PAGE / "vendor"
+IMAGES = Path(__file__).parents[2] / "docs" / "images"
 ROWS = [
     [cell.strip() for cell in line.strip("|").split("|")]
     for line in (VENDOR / "VENDORED.md").read_text("utf-8").splitlines()
@@ -25,6 +26,12 @@ def test_every_library_is_listed_with_its_hash_and_licence() -> None:
         assert licences
         for licence in licences:
             assert "permission" in (VENDOR / licence).read_text("utf-8").lower()
+
+
+def test_pictures_of_the_page_are_small() -> None:
+    pictures = [*IMAGES.glob("*.png")]
+    assert len(pictures) >= 8
+    assert {path.name for path in pictures if path.stat().st_size > 150_000} == set()
 
 
 def test_the_page_loads_nothing_from_elsewhere_and_writes_no_markup() -> None:

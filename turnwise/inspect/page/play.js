@@ -1,5 +1,5 @@
 // Play: a person plays an environment, or watches a policy or a model of an API play it turn by turn.
-import { html, useEffect, useRef, useState, asText, figure, send, signed, useGet, useKeys, waitingFor, Check, Choice, Field, Note } from "./base.js";
+import { html, useEffect, useRef, useState, asText, figure, plural, send, signed, useGet, useKeys, waitingFor, Check, Choice, Field, Note } from "./base.js";
 import { Board, MessageView, RichText } from "./board.js";
 import { Alternatives, Legend, TokenText, colourRange } from "./tokens.js";
 
@@ -101,21 +101,22 @@ const playerWord = (one) => asText(one.label) || PLAYER_WORDS[one.name] || one.n
 
 function Game({ view, busy, onAct, onAgain }) {
   const person = (view.player ?? "person") === "person";
-  const end = useRef(null);
+  const past = useRef(null);
   const turns = view.turns || [];
-  useEffect(() => end.current?.scrollIntoView({ block: "nearest" }), [turns.length, view.session]);
+  // The conversation has a window of its own: the board and the buttons stay where they are.
+  useEffect(() => {
+    past.current.scrollTop = past.current.scrollHeight;
+  }, [turns.length, view.session]);
   return html`<div class="with-side play">
-    <div class="conversation">
+    <div class="conversation" ref=${past} tabindex="0" role="log" aria-label="Conversation">
       ${(view.messages || []).length && !turns.length ? view.messages.map((message, index) => html`<${MessageView} key=${index} message=${message} />`) : html`<${Past} view=${view} turns=${turns} />`}
       ${view.error ? html`<${Note} kind="error">${asText(view.error)}<//>` : null}
-      ${view.done ? html`<${Ending} view=${view} onAgain=${onAgain} />` : null}
-      <div ref=${end}></div>
     </div>
     <aside class="side" aria-label="The game">
       <div class="card game">
         <h3>${asText(view.env) || "Game"} <span class="quiet">turn ${turns.length + (view.done ? 0 : 1)} · reward ${figure(view.reward ?? 0)}</span></h3>
         ${view.board ? html`<${Board} text=${view.board} />` : null}
-        ${view.done ? null : person
+        ${view.done ? html`<${Ending} view=${view} onAgain=${onAgain} />` : person
           ? html`<${Hand} view=${view} busy=${busy} onAct=${onAct} />`
           : html`<${Watch} busy=${busy} onAct=${onAct} done=${view.done} turns=${turns.length} />`}
       </div>
@@ -208,6 +209,6 @@ function NextTokens({ turn }) {
 function Ending({ view, onAgain }) {
   const word = view.success === true ? "Won" : view.success === false ? "Lost" : "Over";
   return html`<div class=${`ending ${view.success === true ? "good" : view.success === false ? "bad" : ""}`} role="status">
-    <b>${word}</b> after ${(view.turns || []).length} turns, reward ${figure(view.reward ?? 0)} <span class="quiet">${asText(view.status).replaceAll("_", " ")}</span>
-    <button type="button" onClick=${onAgain}>Another game</button></div>`;
+    <span><b>${word}</b> after ${plural((view.turns || []).length, "turn")}, reward ${figure(view.reward ?? 0)}</span> <span class="quiet small">${asText(view.status).replaceAll("_", " ")}</span>
+    <button type="button" class="primary" onClick=${onAgain}>Another game</button></div>`;
 }
