@@ -123,7 +123,7 @@ export function useKeys(keys) {
     function pressed(event) {
       if (event.defaultPrevented || event.ctrlKey || event.metaKey || event.altKey) return;
       const at = event.target;
-      if (at.closest && at.closest("input, textarea, select, [contenteditable], [data-own-keys]")) return;
+      if (at.closest && at.closest("input, textarea, select")) return;
       const action = Object.hasOwn(latest.current, event.key) ? latest.current[event.key] : null;
       if (action) {
         event.preventDefault();

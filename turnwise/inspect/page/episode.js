@@ -5,6 +5,8 @@ import { MOST_MEMBERS, askEpisodes, episodeLink, filterOfEpisode } from "./episo
 import { ColourChoice, Legend, TokenText, colourRange, offeredColourings } from "./tokens.js";
 
 const lastColouring = { name: "advantage" };
+// In longer episodes, tokens are drawn one by one only where they can be seen.
+const MANY_TOKENS = 3000;
 
 export function EpisodeView({ run, split, step, row, query }) {
   const state = useGet(runUrl(run, "/episode", { split, step, row }));
@@ -92,13 +94,14 @@ function useNeighbours(run, split, step, row, query) {
 function OneEpisode({ run, place, episode, colouring, range, selected, onSelect, narrow, address }) {
   const turns = episode.turns || [];
   const turn = turns[selected];
+  const lazy = useMemo(() => turns.reduce((sum, one) => sum + (one.tokens || []).length, 0) > MANY_TOKENS, [episode]);
   const conversation = html`<div class="conversation">
     ${episode.error ? html`<${Note} kind="error">${asText(episode.error)}<//>` : null}
     ${(episode.skipped || []).map((words, index) => html`<${Note} key=${index} kind="warn">${asText(words)}<//>`)}
     ${(episode.tools || []).length ? html`<details class="fold"><summary>${plural(episode.tools.length, "tool")}</summary><pre class="drawing">${JSON.stringify(episode.tools, null, 1)}</pre></details>` : null}
     ${(episode.prompt || []).map((message, index) => html`<${MessageView} key=${index} message=${message} />`)}
     ${turns.map((one, index) => html`<${TurnView} key=${index} place=${place} index=${index} turn=${one} episode=${episode} colouring=${colouring} range=${range}
-      selected=${index === selected} onSelect=${onSelect} />`)}
+      selected=${index === selected} onSelect=${onSelect} lazy=${lazy} />`)}
   </div>`;
   return html`<div class="episode">
     <header class="facts">
@@ -123,11 +126,11 @@ function OneEpisode({ run, place, episode, colouring, range, selected, onSelect,
   </div>`;
 }
 
-function TurnView({ place, index, turn, episode, colouring, range, selected, onSelect }) {
+function TurnView({ place, index, turn, episode, colouring, range, selected, onSelect, lazy }) {
   const before = index ? episode.turns[index - 1].context : turn.context;
   const context = (episode.contexts || [])[turn.context];
   const said = (turn.tokens || []).length
-    ? html`<${TokenText} turn=${turn} colouring=${colouring} range=${range} label=${`Reply of turn ${index + 1}, ${plural(turn.tokens.length, "token")}`} />`
+    ? html`<${TokenText} turn=${turn} colouring=${colouring} range=${range} lazy=${lazy} label=${`Reply of turn ${index + 1}, ${plural(turn.tokens.length, "token")}`} />`
     : html`<${RichText} text=${turn.text} />`;
   return html`
     ${index && turn.context !== before ? html`<div class="boundary"><span>context ${turn.context}${context?.why ? `: ${asText(context.why)}` : ""}</span></div>` : null}

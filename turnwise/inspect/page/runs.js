@@ -92,7 +92,7 @@ export function RunView({ run, tab, query }) {
   </section>`;
 }
 
-const lastStep = (rows) => (rows.length ? Math.max(...rows.map((row) => row.step ?? 0)) : null);
+const lastStep = (rows) => rows.reduce((last, row) => Math.max(last ?? 0, row.step ?? 0), null);
 
 function Overview({ run, detail, metrics }) {
   const { controls, search, ...look } = useChartControls();

@@ -1,5 +1,5 @@
 // Tokens and their colours: by advantage, value and the like, with a legend and a card of numbers.
-import { html, useLayoutEffect, useRef, useState, asText, figure, isNumber, signed, Choice } from "./base.js";
+import { html, useEffect, useLayoutEffect, useRef, useState, asText, figure, isNumber, signed, Choice } from "./base.js";
 
 // kind: diverging around zero, sequential from low to high, or yes and no.
 export const COLOURINGS = {
@@ -75,6 +75,18 @@ export function ColourChoice({ value, offered, onChange }) {
   return html`<${Choice} label="Colour tokens by" value=${value} options=${offered.map((name) => [name, COLOURINGS[name].label])} onChange=${onChange} />`;
 }
 
+/** Whether the element is on the screen or close to it; always, unless `lazy`. */
+function useNear(box, lazy) {
+  const [near, setNear] = useState(!lazy);
+  useEffect(() => {
+    if (!lazy) return setNear(true);
+    const observer = new IntersectionObserver((entries) => setNear(entries[entries.length - 1].isIntersecting), { rootMargin: "500px" });
+    observer.observe(box.current);
+    return () => observer.disconnect();
+  }, [lazy]);
+  return near;
+}
+
 // A token that is only white space would not be seen.
 const visible = (text) => {
   const whole = asText(text);
@@ -86,8 +98,9 @@ const visible = (text) => {
  * The tokens of one turn. Hovering shows a card; a click pins it; with the focus inside, the arrow
  * keys walk from token to token.
  */
-export function TokenText({ turn, colouring, range, label }) {
+export function TokenText({ turn, colouring, range, label, lazy = false }) {
   const box = useRef(null);
+  const near = useNear(box, lazy);
   const [shown, setShown] = useState(null); // {index, x, y}
   const tokens = turn.tokens || [];
   function show(index) {
@@ -109,9 +122,10 @@ export function TokenText({ turn, colouring, range, label }) {
     event.stopPropagation();
     show(Math.max(0, Math.min(tokens.length - 1, (shown ? shown.index : -1) + move)));
   }
-  return html`<div class="tokens" ref=${box} tabindex="0" role="group" aria-label=${label} data-own-tokens
+  return html`<div class="tokens" ref=${box} tabindex="0" role="group" aria-label=${label}
       onMouseOver=${over} onMouseLeave=${() => setShown(null)} onClick=${over} onKeyDown=${pressed} onBlur=${() => setShown(null)}>
-    ${tokens.map((token, index) => html`<span key=${index} data-token=${index}
+    ${near ? null : tokens.map((token) => visible(token.text)).join("")}
+    ${!near ? null : tokens.map((token, index) => html`<span key=${index} data-token=${index}
       class=${`token${token.mask === false && colouring === "mask" ? " untrained" : ""}${shown && shown.index === index ? " at" : ""}`}
       style=${{ background: tokenColour(token, colouring, range) || "" }}>${visible(token.text)}</span>`)}
     ${shown && tokens[shown.index] ? html`<${TokenCard} token=${tokens[shown.index]} shown=${shown} alternatives=${turn.alternatives?.[shown.index]} />` : null}
