@@ -1,6 +1,7 @@
 # make test    install and run the whole quick suite        make train   install and run the main job
 # make lint    ruff and pyright only                        make bench   the benchmarks
 # make docs    build the documentation into site/           make docs-serve   serve it
+# make browser Chromium, for the tests of the inspector's page
 PYTHON ?= python3
 VENV ?= .venv
 EXTRAS ?= dev,docs,lora,trl,verl,verifiers,math,webshop
@@ -19,7 +20,7 @@ test test-slow test-search test-gpu test-trl bench: export OMP_NUM_THREADS ?= 1
 # The main job's model is small too: more than two threads would only wait for each other.
 train: export OMP_NUM_THREADS ?= 2
 
-.PHONY: install test test-slow test-search test-gpu test-trl lint format train bench docs docs-serve clean
+.PHONY: install browser test test-slow test-search test-gpu test-trl lint format train bench docs docs-serve clean
 
 install: $(READY)
 
@@ -46,9 +47,17 @@ lint: $(READY)
 	$(BIN)/ruff format --check $(CODE)
 	$(BIN)/pyright
 
+# Debian's package; other systems have one of their own.
+CHROMIUM = $(shell command -v chromium || command -v chromium-browser || command -v google-chrome)
+SUDO = $(shell test "$$(id -u)" = 0 || command -v sudo)
+browser:
+	test -n "$(CHROMIUM)" || { $(SUDO) apt-get update -q && \
+		$(SUDO) env DEBIAN_FRONTEND=noninteractive apt-get install -q -y --no-install-recommends chromium; }
+
 # Two processes, a test file in one of them each.
 JOBS ?= 2
 test: lint
+	@test -n "$(CHROMIUM)" || echo 'no chromium: the tests of the page skip; `make browser` installs it'
 	$(BIN)/pytest -m "not gpu and not slow" -n $(JOBS) --dist loadfile
 
 test-slow: $(READY)

@@ -12,8 +12,9 @@ from pathlib import Path
 from hypothesis import settings
 
 # What turnwise remembers between runs goes to a folder of the tests, not to the user's.
-os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp(prefix="turnwise-state-")
-atexit.register(shutil.rmtree, os.environ["XDG_STATE_HOME"], ignore_errors=True)
+for _name in ("XDG_STATE_HOME", "XDG_CACHE_HOME"):
+    os.environ[_name] = tempfile.mkdtemp(prefix="turnwise-tests-")
+    atexit.register(shutil.rmtree, os.environ[_name], ignore_errors=True)
 
 # A shell ignores Ctrl-C for what it starts in the background. Tests of Ctrl-C need the default.
 signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -1,83 +1,88 @@
-"""report.html in a real browser: it renders, nothing hostile runs, and it asks for nothing from the
-network."""
+"""report.html and other exports, opened from a file in a real browser: they show the run, ask for
+nothing, and nothing hostile in them runs."""
 
-import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from lake_runs import ODD, OWNED
+from tabs import Keep, Open, at, has, says
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "unit"))
+from turnwise.inspect.export import export_comparison
+from turnwise.inspect.report import write_report
 
-from run_fixtures import fill_step, make_episode, make_run, make_turn
-
-from turnwise.log.report import write_report
-
-BROWSER = next(
-    (
-        path
-        for name in ("chromium", "chromium-browser", "google-chrome")
-        if (path := shutil.which(name))
-    ),
-    None,
-)
-OWNED = "<script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\">"
-
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(BROWSER is None, reason="needs chromium: apt-get install chromium"),
-]
+AFTER_SCRIPTS = "</body>"
 
 
-def browse(page: Path, *options: str, profile: Path) -> subprocess.CompletedProcess[str]:
-    assert BROWSER is not None
-    flags = [
-        "--headless",
-        "--no-sandbox",
-        "--disable-gpu",
-        f"--user-data-dir={profile}",
-        "--virtual-time-budget=2000",
-    ]
-    return subprocess.run(
-        [BROWSER, *flags, *options, page.as_uri()], capture_output=True, text=True, timeout=120
-    )
+@pytest.fixture(scope="module")
+def report(runs: Path) -> Path:
+    return write_report(runs / "lake-bi-level")
 
 
-@pytest.fixture
-def page(tmp_path: Path) -> Path:
-    with make_run(tmp_path) as run:
-        for step in range(1, 6):
-            turns = (make_turn("up", restart=True), make_turn(OWNED, reward=1.0))
-            fill_step(
-                run, step, [make_episode(f"{step}", turns=turns)], {"rollout/reward": step / 5}
-            )
-        run.write_pieces(lambda token: chr(token) if token > 2 else "<end>")
-    return write_report(run.path)
+@pytest.fixture(scope="module")
+def hostile(runs: Path) -> Path:
+    return write_report(runs / ODD)
 
 
-def test_it_renders_and_nothing_in_it_runs(page: Path, tmp_path: Path) -> None:
-    done = browse(page, "--dump-dom", profile=tmp_path / "profile")
-    assert done.returncode == 0, done.stderr
-    assert "<title>run</title>" in done.stdout
-    assert "owned" not in done.stdout.partition("</title>")[0]
-    assert done.stdout.count("<polyline") == 1
-    assert "<script" not in done.stdout
-    assert done.stdout.rstrip().endswith("</html>")
+def test_a_report_shows_the_run_without_a_server(report: Path, open_tab: Open, keep: Keep) -> None:
+    tab = open_tab(report.as_uri())
+    says(tab.page.locator("h1"), "lake-bi-level")
+    says(tab.page.locator(".outcome-table"), "shortest path")
+    chart = tab.page.get_by_role("img", name="rollout/reward,")
+    assert "at step 12" in chart.get_attribute("aria-label")
+    has(tab.page.get_by_role("link", name="Play"), 0)  # it needs a server
+    keep(tab, "report")
+    tab.page.get_by_role("link", name="Episodes").click()
+    rows = tab.page.locator("table.episodes tbody tr")
+    has(rows, 6)
+    tab.page.get_by_label("Text").fill("no reply says this")
+    has(rows, 0)
+    tab.page.get_by_label("Text").fill("")
+    tab.page.get_by_label("Sort by").select_option("-turns")
+    at(tab.page, "sort=-turns")
+    rows.first.get_by_role("link").click()
+    says(tab.page.locator(".near"), "1 of 6")
+    assert tab.page.locator(".token").count() > 0
+    tab.page.keyboard.press("j")
+    says(tab.page.locator(".near"), "2 of 6")
+    tab.page.goto(f"{report.as_uri()}#/run/lake-bi-level/step/2/1000")
+    says(tab.page.locator(".note"), "does not contain")
+    assert [address for address in tab.asked if not address.startswith(("file:", "data:"))] == []
 
 
-def test_the_policy_would_stop_a_script_even_if_one_slipped_in(page: Path, tmp_path: Path) -> None:
-    page.write_text(page.read_text().replace("<body>", f"<body>{OWNED}", 1))
-    done = browse(page, "--dump-dom", profile=tmp_path / "profile")
-    assert "<title>run</title>" in done.stdout
-    bare = tmp_path / "bare.html"
-    bare.write_text(page.read_text().replace("Content-Security-Policy", "x-none", 1))
-    assert "<title>owned</title>" in browse(bare, "--dump-dom", profile=tmp_path / "profile").stdout
+def test_a_comparison_in_one_file(runs: Path, tmp_path: Path, open_tab: Open) -> None:
+    page = tmp_path / "compared.html"
+    page.write_text(export_comparison([runs / "lake-bi-level", runs / "lake-grpo"]))
+    tab = open_tab(page.as_uri())
+    says(tab.page.locator("table.diff"), "algo.name")
+    says(tab.page.locator("main"), "24 tasks")
+    label = tab.page.get_by_role("img", name="rollout/reward,").get_attribute("aria-label")
+    assert "lake-grpo" in label
 
 
-def test_it_can_be_looked_at(page: Path, tmp_path: Path) -> None:
-    picture = tmp_path / "report.png"
-    size = "--window-size=1000,1400"
-    done = browse(page, f"--screenshot={picture}", size, profile=tmp_path / "profile")
-    assert done.returncode == 0, done.stderr
-    assert picture.stat().st_size > 10_000
+def test_nothing_hostile_in_a_report_runs(hostile: Path, open_tab: Open) -> None:
+    tab = open_tab(hostile.as_uri())
+    says(tab.page.locator(".events"), "<script>")
+    tab.page.get_by_role("link", name="Episodes").click()
+    tab.page.locator("table.episodes tbody a").nth(1).click()
+    says(tab.page.locator(".conversation"), "it broke <script>")
+    assert tab.page.locator("#app script, #app img").count() == 0
+    assert tab.page.title() != "owned"
+
+
+@pytest.mark.parametrize("policy", [True, False])
+def test_the_policy_would_stop_a_script_that_slipped_in(
+    report: Path, tmp_path: Path, open_tab: Open, policy: bool
+) -> None:
+    text = report.read_text().replace(AFTER_SCRIPTS, f"<p id=slipped>{OWNED}</p></body>", 1)
+    if not policy:  # so that the test can fail
+        text = text.replace("Content-Security-Policy", "x-none", 1)
+    page = tmp_path / "page.html"
+    page.write_text(text)
+    tab = open_tab(page.as_uri())
+    tab.page.locator("#slipped").wait_for(state="attached")
+    says(tab.page.locator("h1"), "lake-bi-level")
+    marked = "document.querySelector('#slipped').dataset.ran"
+    assert tab.page.evaluate(marked) == (None if policy else "yes")
+    refused = [problem for problem in tab.problems if "Content Security Policy" in problem]
+    assert bool(refused) == policy
+    tab.problems.clear()

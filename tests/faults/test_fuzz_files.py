@@ -29,10 +29,11 @@ from turnwise.envs.data_rows import RowSplits, load_rows
 from turnwise.envs.games.math_data import load_questions
 from turnwise.envs.prompts import read_prompts
 from turnwise.evaluate.replay import read_episodes
+from turnwise.inspect.export import Chosen, export_run, open_run
 from turnwise.log.doctor import diagnose, read_chart
 from turnwise.log.events import Evaluated
+from turnwise.log.outcome import summary_json
 from turnwise.log.records import RunDirectoryError
-from turnwise.log.report import render_report, summary_json
 from turnwise.log.store import RunDirectory, RunReader
 from turnwise.train.checkpoint import CheckpointError, read_checkpoint, write_checkpoint
 from turnwise.types import Message, ToolCall
@@ -118,8 +119,8 @@ def whole_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def read_whole_run(path: Path) -> None:
     """All that reads a run directory without playing or training."""
+    export_run(open_run(path), Chosen())
     reader = RunReader(path)
-    render_report(reader)
     diagnose(read_chart(reader))
     reader.curve("rollout/failures")
     reader.curve("time/step")

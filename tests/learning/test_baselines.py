@@ -89,4 +89,4 @@ def test_a_run_stores_and_tells_them(tmp_path: Path, asked: bool | None) -> None
     first = reader.metrics()[0]
     assert ("baseline/random_success" in first) == (asked is None)
     page = (result.path / "report.html").read_text()
-    assert ("<td>random player</td>" in page) == (asked is None)
+    assert ('"player":"random player"' in page) == (asked is None)

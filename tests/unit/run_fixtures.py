@@ -1,6 +1,9 @@
 """Episodes and run directories, made by hand, for tests of what reads them."""
 
+import json
+import re
 from pathlib import Path
+from typing import Any
 
 from turnwise.config.schema import Config, LogConfig
 from turnwise.log.store import CreditRow, RunDirectory, ledger_entry
@@ -75,3 +78,10 @@ def fill_step(
     ids = [turn.completion.ids for episode in episodes for turn in episode.turns]
     run.write_ledger(ledger_entry(step, [(one, one) for one in ids]))
     run.write_metrics(step, metrics)
+
+
+def page_data(page: str) -> dict[str, Any]:
+    """The answers that an exported page holds, by their url."""
+    found = re.search(r'<script type="application/json" id="data">(.*?)</script>', page, re.DOTALL)
+    assert found is not None
+    return json.loads(found[1])

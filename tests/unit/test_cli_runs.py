@@ -10,15 +10,15 @@ from typing import Any
 
 import pytest
 from python_parts import SMALL
-from run_fixtures import fill_step, make_episode, make_run
+from run_fixtures import fill_step, make_episode, make_run, page_data
 
 import turnwise
 from turnwise.cli.completion import words_by_command
 from turnwise.cli.main import COMMANDS, main
 from turnwise.cli.sources import read_source
 from turnwise.config.schema import Config
+from turnwise.inspect.report import ReportSink
 from turnwise.log.events import RunEnded, RunStarted, StepDone
-from turnwise.log.report import ReportSink
 from turnwise.log.store import RunReader
 from turnwise.types import Task
 
@@ -71,9 +71,9 @@ def test_compare_shows_differences_curves_and_a_paired_test(
     assert "log." not in shown
     assert "b is better than a on 8 tasks" in shown
     assert "p = 0.0078" in shown
-    html = page.read_text()
-    assert html.count("<svg") == 4
-    assert "<script" not in html
+    data = page_data(page.read_text())
+    assert data["/api/compare?runs=a,b"]["paired"]["difference"] == 1.0
+    assert [len(data[f"/api/run/{name}/metrics"]["rows"]) for name in "ab"] == [4, 4]
     command("compare", a, code=2)
     assert "two runs or more" in capsys.readouterr().err
     command("compare", a, tmp_path, code=2)
@@ -117,19 +117,19 @@ def test_a_missing_package_is_named(
     assert not list(run.glob("episodes.parquet*"))
 
 
-def test_a_report_has_axes_intervals_baselines_findings_and_any_step(
+def test_a_report_has_outcome_findings_curves_and_any_step(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = stored_run(tmp_path, "a", won=4, steps=30)
-    command("report", run, "--step", "7")
-    html = (run / "report.html").read_text()
-    assert "<summary>Step 7</summary>" in html
-    assert "<summary>Step 8</summary>" not in html
-    assert "random 0.125" in html  # the baseline's line
-    assert 'stroke-width="2"' in html  # a smoothed line over 30 points
-    assert "<h2>Doctor</h2>" in html
-    assert "50.0 % [40.0 %, 60.0 %]" in html  # without a summary, from the metrics
-    assert "30 of 30 steps" in html
+    command("report", run, "--step", "7", "--episodes", "2")
+    data = page_data((run / "report.html").read_text())
+    about = data["/api/run/a"]
+    assert about["steps"] == {"step": [7], "eval": []}
+    assert data["/api/run/a/episodes?split=step&step=7"]["total"] == 2
+    assert len(data["/api/run/a/metrics"]["rows"]) == 31
+    assert about["outcome"][0]["success"] == [0.4, 0.5, 0.6]  # without a summary, from the metrics
+    assert (about["step"], about["steps_planned"]) == (30, 30)
+    assert "Episodes of 1 of 31 stored steps" in data["export"]["note"]
     command("report", run, "--step", "99", code=2)
     assert "it has 1 to 30" in capsys.readouterr().err
 
@@ -137,24 +137,29 @@ def test_a_report_has_axes_intervals_baselines_findings_and_any_step(
 def test_the_report_is_rewritten_while_the_run_goes_on_and_when_it_is_interrupted(
     tmp_path: Path,
 ) -> None:
-    path = stored_run(tmp_path, "a", won=4)
+    path = stored_run(tmp_path, "a", won=4, steps=5)
     page = path / "report.html"
     sink = ReportSink(seconds=0.0)
     sink.handle(RunStarted(path=path, config=RunReader(path).config))
     sink.handle(StepDone(step=3, metrics={}))
-    assert "The run goes on" in page.read_text()
+    going_on = page_data(page.read_text())
+    assert going_on["export"]["running"]
+    assert going_on["/api/run/a"]["steps"] == {"step": [1, 5], "eval": [5]}  # quickly written
     page.unlink()
     sink.handle(StepDone(step=4, metrics={}))
     assert not page.exists()  # fifty times what the last one took has not passed
     sink.handle(RunEnded(path=path, seconds=1.0, interrupted=True))
-    assert "The run goes on" not in page.read_text()
+    ended = page_data(page.read_text())
+    assert not ended["export"]["running"]
+    assert ended["/api/run/a"]["state"] == "stopped"
+    assert len(ended["/api/run/a"]["steps"]["step"]) == 5
 
 
 def test_a_report_that_cannot_be_written_ends_no_run(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = stored_run(tmp_path, "a", won=4)
-    (path / "metrics.jsonl").write_text("not json\n")
+    (path / "config.yaml").unlink()
     sink = ReportSink(seconds=0.0)
     sink.handle(RunStarted(path=path, config=Config()))
     sink.handle(StepDone(step=3, metrics={}))

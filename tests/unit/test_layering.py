@@ -41,9 +41,10 @@ ALLOWED["rollout"] = {
     "user_code",
 }
 ALLOWED["evaluate"] = ALLOWED["rollout"] | {"rollout", "log", "callable_module"}
-ALLOWED["train"] = ALLOWED["evaluate"] | {"json_lines", "evaluate", "algos", "models"}
-ALLOWED["testing"] = ALLOWED["train"] | {"train"}
-ALLOWED["integrations"] = ALLOWED["testing"] | {"testing"}
+ALLOWED["inspect"] = ALLOWED["evaluate"] | {"json_lines", "evaluate", "models", "serve"}
+ALLOWED["train"] = ALLOWED["evaluate"] | {"json_lines", "evaluate", "algos", "models", "inspect"}
+ALLOWED["testing"] = (ALLOWED["train"] | {"train"}) - {"inspect"}
+ALLOWED["integrations"] = ALLOWED["testing"] | {"testing", "inspect"}
 ALLOWED["cli"] = ALLOWED["train"] | {"train", "serve", "endpoint"}
 ALLOWED["trainers"] = {"cli", "config", "envs", "train", "integrations"}
 ALLOWED["api"] = ALLOWED["cli"] | {"cli"}

@@ -10,7 +10,7 @@ from turnwise.log.doctor import CHECKS, Chart, diagnose, read_chart
 from turnwise.log.events import Evaluated
 from turnwise.log.machine import describe, look_around
 from turnwise.log.metrics import rollout_metrics
-from turnwise.log.report import summary_json
+from turnwise.log.outcome import summary_json
 from turnwise.log.store import LedgerEntry, RunReader
 from turnwise.types import Status
 

@@ -11,8 +11,8 @@ from turnwise.config import Config, load_config, show_config
 from turnwise.config.known import is_known, remember
 from turnwise.config.schema import EnvConfig, LogConfig
 from turnwise.envs.trust import UntrustedCodeError, named_code, refuse_foreign_code
+from turnwise.inspect.report import write_report
 from turnwise.log.doctor import diagnose, read_chart
-from turnwise.log.report import write_report
 from turnwise.log.store import RunDirectory, RunReader
 from turnwise.testing.tiny import tiny_model, tiny_tokenizer
 from turnwise.train import run as runs

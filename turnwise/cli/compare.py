@@ -8,13 +8,9 @@ import typer
 from turnwise.cli.args import fail
 
 if TYPE_CHECKING:
-    from turnwise.evaluate.evaluation import EvalResult
-    from turnwise.log.store import RunReader
+    from turnwise.evaluate.results import EvalResult
 
-CURVES = (
-    *("eval/success", "eval/reward", "rollout/success", "rollout/reward"),
-    *("train/entropy", "train/approx_kl", "rollout/reply_tokens"),
-)
+CURVES = ("eval/success", "eval/reward", "rollout/success", "rollout/reward")
 
 
 def register(app: typer.Typer) -> None:
@@ -47,7 +43,7 @@ def compare(
     for key, values in differences.items():
         print(f"  {key}: " + ", ".join(f"{n} {v!r}" for n, v in zip(readers, values, strict=True)))
     width = max(map(len, readers))
-    for curve in CURVES[:4]:
+    for curve in CURVES:
         shown = {name: one.curve(curve) for name, one in readers.items()}
         if not any(values for _, values in shown.values()):
             continue
@@ -59,7 +55,9 @@ def compare(
     for line in _verdicts(results):
         print(f"  {line}")
     if out is not None:
-        out.write_text(_page(readers, differences), encoding="utf-8")
+        from turnwise.inspect.export import export_comparison
+
+        out.write_text(export_comparison(runs), encoding="utf-8")
         print(f"curves in {out}")
 
 
@@ -70,7 +68,7 @@ def _label(path: Path, runs: list[Path]) -> str:
 
 
 def _verdicts(results: "dict[str, EvalResult | None]") -> list[str]:
-    from turnwise.evaluate.evaluation import compare as compare_pair
+    from turnwise.evaluate.results import compare as compare_pair
 
     lines: list[str] = []
     known = {name: result for name, result in results.items() if result is not None}
@@ -85,29 +83,3 @@ def _verdicts(results: "dict[str, EvalResult | None]") -> list[str]:
         except ValueError as error:
             lines.append(f"{name} and {first} cannot be paired: {error}")
     return lines
-
-
-def _page(readers: "dict[str, RunReader]", differences: dict[str, list[object]]) -> str:
-    from html import escape
-
-    from turnwise.log.figures import Curve, figure_of
-    from turnwise.log.report import page
-
-    figures: list[str] = []
-    for name in CURVES:
-        curves: list[Curve] = []
-        for label, reader in readers.items():
-            steps, values = reader.curve(name)
-            curves.append(
-                Curve(points=list(zip(map(float, steps), values, strict=True)), label=label)
-            )
-        figures.append(figure_of(name, curves))
-    head = "".join(f"<th>{escape(name)}</th>" for name in readers)
-    rows = "".join(
-        f"<tr><td>{escape(key)}</td>{''.join(f'<td>{escape(repr(v))}</td>' for v in values)}</tr>"
-        for key, values in differences.items()
-    )
-    table = f"<h2>Config</h2><table><tr><th></th>{head}</tr>{rows}</table>"
-    return page(
-        " and ".join(readers), f'<h2>Curves</h2><div class="curves">{"".join(figures)}</div>{table}'
-    )

@@ -27,6 +27,7 @@ COMMANDS = {
     "serve-env": "turnwise.cli.serve_env",
     "config": "turnwise.cli.config",
     "migrate": "turnwise.cli.migrate",
+    "inspect": "turnwise.cli.inspect",
     "doctor": "turnwise.cli.doctor",
     "report": "turnwise.cli.report",
     "compare": "turnwise.cli.compare",

@@ -22,21 +22,21 @@ def report(
     episodes: Annotated[int, typer.Option(help="Episodes per step.", min=1)] = 6,
 ) -> None:
     """Rewrite report.html, also of a run that is still running or was interrupted."""
+    from turnwise.inspect.report import write_report
     from turnwise.log.records import RunDirectoryError
-    from turnwise.log.report import write_report
     from turnwise.log.store import RunReader
 
     with told_shortly((RunDirectoryError, OSError)):
         reader = RunReader(run)
-        unknown = [one for one in step or () if one not in reader.steps("credit")]
+        unknown = [one for one in step or () if one not in reader.steps()]
         if unknown:
-            known = reader.steps("credit")
+            known = reader.steps()
             raise RunDirectoryError(
                 f"{run} has no stored episodes of step {unknown[0]}; it has "
                 + (
                     f"{known[0]} to {known[-1]}"
                     if known
-                    else "none (log.episodes_every, log.credit)"
+                    else "none (log.episodes_every)"
                 )
             )
         print(write_report(reader, episodes=episodes, steps=step))

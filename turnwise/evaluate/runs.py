@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 
 from turnwise.config.schema import Config
 from turnwise.config.tree import differences
-from turnwise.evaluate.evaluation import EvalResult
+from turnwise.evaluate.results import EvalResult
 from turnwise.evaluate.statistics import Interval, mean_interval
 from turnwise.log.store import RunReader
 from turnwise.types import Json

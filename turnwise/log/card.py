@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from turnwise.log.doctor import diagnose, read_chart
 from turnwise.log.events import Evaluated
-from turnwise.log.report import stored_outcome
+from turnwise.log.outcome import stored_outcome
 from turnwise.log.store import RunReader
 
 

@@ -6,12 +6,12 @@ the advice. docs/metrics.md defines the metrics that it reads.
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from turnwise.config.schema import GROUP_RELATIVE, Config
-from turnwise.log.store import LedgerEntry, RunReader
+from turnwise.log.store import LedgerEntry, RunReader, merge_rows
 from turnwise.types import Json
 
 
@@ -61,33 +61,46 @@ class Chart:
 
 def read_chart(run: RunReader) -> Chart:
     """The chart of a run directory."""
-    rows = run.rows("metrics.jsonl")
+    chart = make_chart(
+        run.config, run.rows("metrics.jsonl"), run.ledger(), run.events(), run.summary()
+    )
+    if not chart.total("rollout/failures"):
+        return chart
+    errors: Counter[str] = Counter()
+    for step in run.steps():
+        for episode in run.episodes(step):
+            if episode.error:
+                errors[f"{episode.status.value}: {episode.error.splitlines()[0][:200]}"] += 1
+    return replace(chart, errors=tuple(errors.most_common(3)))
+
+
+def make_chart(
+    config: Config,
+    rows: Sequence[Mapping[str, Json]],
+    ledger: Sequence[LedgerEntry],
+    events: Sequence[Mapping[str, Json]],
+    summary: Mapping[str, Json],
+) -> Chart:
+    """The chart of these rows of metrics.jsonl, ledger.jsonl and events.jsonl."""
     not_finite: dict[str, int] = {}
     for row in rows:
         for name in row.get("not_finite", {}):
             not_finite.setdefault(name, row["step"])
-    merged = run.metrics()
+    merged = merge_rows(rows)
     names = {name for row in merged for name in row if name != "step"}
-    curves = {
-        name: [value for row in merged if (value := row.get(name)) is not None] for name in names
-    }
-    errors: Counter[str] = Counter()
-    if sum(curves.get("rollout/failures", [])):
-        for step in run.steps():
-            for episode in run.episodes(step):
-                if episode.error:
-                    errors[f"{episode.status.value}: {episode.error.splitlines()[0][:200]}"] += 1
     return Chart(
-        config=run.config,
+        config=config,
         steps=max(
             (int(row["step"] or 0) for row in merged if "rollout/episodes" in row), default=0
         ),
-        curves=curves,
+        curves={
+            name: [value for row in merged if (value := row.get(name)) is not None]
+            for name in names
+        },
         not_finite=not_finite,
-        ledger=tuple(run.ledger()),
-        events=tuple(run.events()),
-        summary=run.summary(),
-        errors=tuple(errors.most_common(3)),
+        ledger=tuple(ledger),
+        events=tuple(events),
+        summary=summary,
     )
 
 

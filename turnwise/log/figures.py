@@ -1,30 +1,19 @@
-"""Curves as inline SVG: axes with ticks, the points as they are, a smoothed line over them, bands
-and reference lines. No library and no script."""
+"""A curve as inline SVG, for notebooks: axes with ticks, the points as they are, a smoothed line
+over them. No library and no script."""
 
 import itertools
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
 
 Point = tuple[float, float | None]
 WIDTH, HEIGHT, LEFT, BOTTOM, TOP, RIGHT = 340, 170, 46, 26, 8, 8
-COLOURS = ("#36c", "#d33", "#2a2", "#a3a", "#b70", "#088", "#666")
+COLOUR = "#36c"
 SMOOTH_FROM = 12
 """Points from which a smoothed line is drawn."""
 MOST_POINTS = 400
 """Points drawn of one curve; more are averaged."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Curve:
-    """One line of a figure."""
-
-    points: Sequence[Point]
-    """(step, value); a value that is None or not finite is a gap."""
-    label: str = ""
-    band: Sequence[tuple[float, float, float]] = ()
-    """(step, low, high): an interval around the line."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,49 +37,20 @@ class _Frame:
 
 
 def figure(name: str, points: Iterable[Point]) -> str:
-    """One curve with its caption; empty where there is no finite value."""
-    return figure_of(name, [Curve(points=list(points))])
-
-
-def figure_of(
-    name: str, curves: Sequence[Curve], *, lines: Mapping[str, float] | None = None
-) -> str:
-    """Curves over each other, with horizontal reference lines by name; empty where there is no
-    finite value."""
-    lines = lines or {}
-    known = [[(s, v) for s, v in curve.points if finite(v)] for curve in curves]
-    values = [v for line in known for _, v in line if v is not None]
-    if not values:
+    """One curve with its caption; empty where there is no finite value. A value that is None or not
+    finite is a gap."""
+    known = [(step, value) for step, value in points if value is not None and math.isfinite(value)]
+    if not known:
         return ""
-    steps = [step for line in known for step, _ in line]
-    values += [
-        bound for curve in curves for _, *both in curve.band for bound in both if finite(bound)
-    ]
-    values += [value for value in lines.values() if finite(value)]
+    steps, values = [step for step, _ in known], [value for _, value in known]
     margin = (max(values) - min(values)) * 0.05 or max(abs(max(values)) * 0.05, 1e-9)
     frame = _Frame(
         start=min(steps), end=max(steps), low=min(values) - margin, high=max(values) + margin
     )
-    shapes = [
-        _axes(frame),
-        *(_reference(frame, label, v) for label, v in lines.items() if finite(v)),
-    ]
-    for index, (curve, line) in enumerate(zip(curves, known, strict=True)):
-        shapes.append(_curve(frame, curve, line, COLOURS[index % len(COLOURS)]))
-    caption = escape(name)
-    if len(curves) == 1:
-        caption += f" = {known[0][-1][1]:.4g}"
-    else:
-        caption += "".join(
-            f'<br><span style="color:{COLOURS[index % len(COLOURS)]}">&#9644;</span> '
-            + escape(curve.label)
-            + (f" = {line[-1][1]:.4g}" if line else "")
-            for index, (curve, line) in enumerate(zip(curves, known, strict=True))
-        )
     return (
-        f"<figure><figcaption>{caption}</figcaption>"
+        f"<figure><figcaption>{escape(name)} = {values[-1]:.4g}</figcaption>"
         f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(name)}">'
-        f"{''.join(shapes)}</svg></figure>"
+        f"{_axes(frame)}{_curve(frame, _fewer(known))}</svg></figure>"
     )
 
 
@@ -128,10 +88,6 @@ def ticks(low: float, high: float, *, count: int = 4) -> list[float]:
     return [float(f"{number * step:.10g}") for number in range(first, last + 1)]
 
 
-def finite(value: float | None) -> bool:
-    return value is not None and math.isfinite(value)
-
-
 def _axes(frame: _Frame) -> str:
     parts: list[str] = []
     for value in ticks(frame.low, frame.high):
@@ -158,43 +114,19 @@ def _text(x: float, y: float, words: str, anchor: str) -> str:
     )
 
 
-def _reference(frame: _Frame, label: str, value: float) -> str:
-    y = frame.y(value)
-    return (
-        f'<line x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}" stroke="#b70" '
-        f'stroke-dasharray="4 3"/><text x="{LEFT + 4}" y="{y - 3:.1f}" font-size="9" fill="#b70">'
-        f"{escape(label)} {value:.3g}</text>"
-    )
-
-
-def _curve(
-    frame: _Frame, curve: Curve, known: Sequence[tuple[float, float | None]], colour: str
-) -> str:
-    points = _fewer([(step, value) for step, value in known if value is not None])
-    band = [one for one in curve.band if finite(one[1]) and finite(one[2])]
-    parts: list[str] = []
-    if len(band) > 1:
-        edge = [frame.at(s, high) for s, _, high in band]
-        edge += [frame.at(s, low) for s, low, _ in reversed(band)]
-        parts.append(f'<polygon points="{" ".join(edge)}" fill="{colour}" opacity="0.15"/>')
-    for step, low, high in band if len(points) < 40 else ():
-        x = frame.x(step)
-        parts.append(
-            f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{frame.y(low):.1f}" '
-            f'y2="{frame.y(high):.1f}" stroke="{colour}"/>'
-        )
+def _curve(frame: _Frame, points: Sequence[tuple[float, float]]) -> str:
     smooth = len(points) >= SMOOTH_FROM
     line = " ".join(frame.at(*point) for point in points)
-    parts.append(
-        f'<polyline points="{line}" fill="none" stroke="{colour}" stroke-width="1" '
+    parts = [
+        f'<polyline points="{line}" fill="none" stroke="{COLOUR}" stroke-width="1" '
         f'opacity="{0.35 if smooth else 1}"/>'
-    )
+    ]
     if smooth:
         line = " ".join(frame.at(*point) for point in smoothed(points))
-        parts.append(f'<polyline points="{line}" fill="none" stroke="{colour}" stroke-width="2"/>')
-    elif len(points) < SMOOTH_FROM:
+        parts.append(f'<polyline points="{line}" fill="none" stroke="{COLOUR}" stroke-width="2"/>')
+    else:
         parts += [
-            f'<circle cx="{frame.x(s):.1f}" cy="{frame.y(v):.1f}" r="2" fill="{colour}"/>'
+            f'<circle cx="{frame.x(s):.1f}" cy="{frame.y(v):.1f}" r="2" fill="{COLOUR}"/>'
             for s, v in points
         ]
     return "".join(parts)

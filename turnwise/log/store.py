@@ -22,11 +22,12 @@ import json
 import math
 import os
 import re
+import time
 import weakref
 from collections.abc import Callable, Generator, Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, TextIO, TypeVar
+from typing import Any, BinaryIO, TextIO, TypeVar
 
 import yaml
 
@@ -95,14 +96,14 @@ class RunReader:
     def metrics(self) -> list[dict[str, float | None]]:
         """One dict per step, in order; rows of a step are merged. Values that were not finite are
         None."""
-        return _merged(self.rows("metrics.jsonl"))
+        return merge_rows(self.rows("metrics.jsonl"))
 
     def timings(self) -> list[dict[str, float | None]]:
-        return _merged(self.rows("timings.jsonl"))
+        return merge_rows(self.rows("timings.jsonl"))
 
     def rows(self, name: str) -> list[dict[str, Json]]:
         """The rows of metrics.jsonl or timings.jsonl as they were written."""
-        return read_lines(self.path / name, _numbers)
+        return read_lines(self.path / name, metric_row)
 
     def curve(self, name: str) -> tuple[list[int], list[float]]:
         """Steps and finite values of one metric."""
@@ -116,10 +117,10 @@ class RunReader:
         return read_lines(self.path / "ledger.jsonl", lambda row: checked(LedgerEntry(**row)))
 
     def events(self) -> list[dict[str, Json]]:
-        return read_lines(self.path / "events.jsonl", _event)
+        return read_lines(self.path / "events.jsonl", event_row)
 
     def summary(self) -> dict[str, Json]:
-        return self._whole("summary.json", _summary)
+        return self._whole("summary.json", summary_of)
 
     def pieces(self) -> dict[int, str]:
         """Token id -> its text, for the ids that occur in the stored credit."""
@@ -339,7 +340,8 @@ class RunDirectory(RunReader):
             _write_whole(self.path / name, text)
 
 
-def _merged(rows: Iterable[Mapping[str, Json]]) -> list[dict[str, float | None]]:
+def merge_rows(rows: Iterable[Mapping[str, Json]]) -> list[dict[str, float | None]]:
+    """One dict per step, in order."""
     steps: dict[int, dict[str, float | None]] = {}
     for row in rows:
         found = steps.setdefault(row["step"], {"step": row["step"]})
@@ -385,7 +387,7 @@ class _Seconds:
     env: tuple[float, ...]
 
 
-def _numbers(row: dict[str, Json]) -> dict[str, Json]:
+def metric_row(row: dict[str, Json]) -> dict[str, Json]:
     """A row of metrics: a step, and numbers by name."""
     if not isinstance(row.get("not_finite", {}), dict):
         raise ValueError(f"not_finite has names, got {row['not_finite']!r:.80}")
@@ -402,11 +404,12 @@ def _stepped(row: dict[str, Json]) -> dict[str, Json]:
     return row
 
 
-def _event(row: dict[str, Json]) -> dict[str, Json]:
+def event_row(row: dict[str, Json]) -> dict[str, Json]:
+    """A row of events.jsonl, its kind and message as text."""
     return row | {"kind": str(row["kind"]), "message": str(row["message"])}
 
 
-def _summary(data: Json) -> dict[str, Json]:
+def summary_of(data: Json) -> dict[str, Json]:
     """What a run came to, its evaluations with all their fields."""
 
     def evaluated(one: Json) -> Json:
@@ -511,18 +514,39 @@ def _drop_locks() -> None:
 os.register_at_fork(after_in_child=_drop_locks)
 
 
+def is_locked(file: BinaryIO) -> bool:
+    """True if a process writes the run whose lock file this is."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    fcntl.flock(file, fcntl.LOCK_UN)
+    return False
+
+
+def _taken(file: TextIO) -> bool:
+    """Takes the lock; False if another process keeps it. One that only looks whether the run is
+    written (`is_locked`) holds it for a moment."""
+    for wait in (0.0, 0.01, 0.05, 0.1, 0.2):
+        time.sleep(wait)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            continue
+        return True
+    return False
+
+
 def _lock(path: Path) -> TextIO:
     file = (path / "lock").open("a+", encoding="utf-8")
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
+    if not _taken(file):
         file.seek(0)
         owner = file.read().strip() or "unknown"
         file.close()
         raise RunDirectoryError(
             f"{path} is in use by process {owner}: a run directory has one writer; wait for it, or "
             "stop it"
-        ) from None
+        )
     file.seek(0)
     file.truncate()
     file.write(f"{os.getpid()}\n")

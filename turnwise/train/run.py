@@ -12,10 +12,10 @@ import torch
 
 from turnwise.config.schema import Config
 from turnwise.envs.trust import refuse_foreign_code
+from turnwise.inspect.report import ReportSink
 from turnwise.log.callbacks import callback_sinks
 from turnwise.log.console import ConsoleSink
 from turnwise.log.events import Sink
-from turnwise.log.report import ReportSink
 from turnwise.log.store import RunReader
 from turnwise.log.trackers import make_trackers
 from turnwise.train.trainer import PPOTrainer, RunResult

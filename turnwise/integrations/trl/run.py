@@ -17,12 +17,12 @@ from turnwise.envs.registry import make_env
 from turnwise.envs.trust import refuse_foreign_code
 from turnwise.evaluate.evaluation import PolicyPlayer, evaluate
 from turnwise.generate.hf import HFGenerator
+from turnwise.inspect.report import write_report
 from turnwise.integrations.trl.engines import base_model
 from turnwise.integrations.trl.mapping import refuse, trl_arguments
 from turnwise.integrations.trl.sources import EnvSource
 from turnwise.log.console import ConsoleSink
 from turnwise.log.events import Evaluated, Notice, RunEnded, RunStarted, Sink, Sinks, StepDone
-from turnwise.log.report import write_report
 from turnwise.log.store import RunDirectory, RunReader
 from turnwise.log.trackers import make_trackers
 from turnwise.models.policy import load_model, load_tokenizer

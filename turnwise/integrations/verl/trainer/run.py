@@ -59,7 +59,7 @@ def train(
         trainer.fit()
         assert recorder.path is not None
         if config.log.report:
-            from turnwise.log.report import write_report
+            from turnwise.inspect.report import write_report
 
             write_report(recorder.path)
         return recorder.path

@@ -1,0 +1,321 @@
+"""`turnwise inspect` in a real browser: follow a run, open an episode, filter, compare."""
+
+from collections.abc import Generator
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import pytest
+from lake_runs import ODD, LakeRun
+from tabs import Keep, Open, at, has, says
+
+from turnwise.inspect.server import InspectServer
+
+
+@pytest.fixture
+def live(runs: Path) -> Generator[LakeRun]:
+    """A run that goes on."""
+    made = LakeRun(runs, "live", steps=6, skill=0.3, seed=3)
+    made.begin()
+    made.grow(1)
+    yield made
+    made.run.close()
+
+
+def test_runs_are_listed_with_state_and_outcome(
+    server: InspectServer, open_tab: Open, keep: Keep
+) -> None:
+    tab = open_tab(f"{server.url}/#/")
+    row = tab.page.locator("tr", has_text="lake-bi-level")
+    for part in ("ended", "12 / 12", "frozen_lake", "bi_level_gae", "12.0 %"):
+        says(row, part)
+    tab.page.get_by_label("Find").fill("grpo")
+    has(tab.page.locator("table.runs tbody tr"), 1)
+    tab.page.get_by_label("Find").fill("lake-")
+    has(tab.page.locator("table.runs tbody tr"), 2)
+    keep(tab, "inspect-runs", height=330)
+    assert all(address.startswith((server.url, "data:")) for address in tab.asked)
+
+
+def test_a_live_run_is_followed_until_it_ends(
+    server: InspectServer, open_tab: Open, live: LakeRun
+) -> None:
+    tab = open_tab(f"{server.url}/#/run/live")
+    head = tab.page.locator(".title")
+    says(head, "running")
+    says(head, "live")
+    says(head, "step 1 of 6")
+    chart = tab.page.get_by_role("img", name="rollout/reward,")
+    says(tab.page.locator("main"), "rollout/reward")
+    live.grow(2)
+    live.grow(3)
+    says(head, "step 3 of 6")
+    assert "at step 3" in chart.get_attribute("aria-label")
+    rows = [address for address in tab.asked if "/metrics" in address]
+    assert "after=" not in rows[0]
+    assert "after=" in rows[-1]  # only what is new is asked for
+    live.evaluate(6)
+    live.end()
+    says(head, "ended")
+    has(tab.page.locator(".live"), 0)
+
+
+def test_curves_have_intervals_baselines_and_smoothing(
+    server: InspectServer, open_tab: Open, keep: Keep
+) -> None:
+    tab = open_tab(f"{server.url}/#/run/lake-bi-level")
+    says(tab.page.locator(".outcome-table"), "best blind player")
+    says(tab.page.locator("main"), "Token fidelity")
+    chart = tab.page.locator(".chart", has_text="eval/success")
+    says(chart, "[")  # the interval beside the number
+    keep(tab, "inspect-run")
+    plain = ink_of(chart)
+    tab.page.get_by_label("intervals").uncheck()
+    tab.page.wait_for_timeout(100)
+    assert ink_of(chart) != plain
+    noisy = tab.page.locator(".chart", has_text="train/entropy")
+    before = ink_of(noisy)
+    tab.page.get_by_label("Smoothing").fill("0.9")
+    says(tab.page.locator("output"), "0.90")
+    tab.page.wait_for_timeout(100)
+    assert ink_of(noisy) != before
+    tab.page.get_by_label("Find").fill("loss")
+    has(tab.page.locator(".chart"), 2)
+
+
+def ink_of(chart: Any) -> str:
+    """What is drawn on a chart."""
+    return chart.locator("canvas").evaluate("canvas => canvas.toDataURL()")
+
+
+def test_episodes_are_filtered_sorted_and_opened(server: InspectServer, open_tab: Open) -> None:
+    tab = open_tab(f"{server.url}/#/run/lake-bi-level/episodes?split=step&step=1")
+    rows = tab.page.locator("table.episodes tbody tr")
+    has(rows, 16)
+    tab.page.get_by_label("Success").select_option("yes")
+    says(tab.page.locator(".count"), "episode")
+    at(tab.page, "success=yes")
+    has(rows.locator(".no"), 0)
+    won = rows.count()
+    assert 0 < won < 16
+    tab.page.get_by_label("Success").select_option("")
+    tab.page.get_by_label("Reward from").fill("0.9")
+    at(tab.page, "min_reward=0.9")
+    tab.page.get_by_label("Reward from").fill("")
+    has(rows, 16)
+    tab.page.get_by_label("Sort by").select_option("-reward")
+    at(tab.page, "sort=-reward")
+    tab.page.get_by_label("Text").fill("not sure")
+    at(tab.page, "text=not")
+    says(tab.page.locator(".count"), "episode")
+    tab.page.get_by_label("Text").fill("no reply says this")
+    says(tab.page.locator("main"), "No episode passes these filters")
+    tab.page.get_by_label("Text").fill("")
+    has(rows, 16)
+    tab.page.get_by_role("button", name="Evaluation").click()
+    has(rows, 24)
+    rows.first.get_by_role("link").click()
+    says(tab.page.locator(".crumbs"), "evaluation 10")
+    says(tab.page.locator(".near"), "1 of 24")
+
+
+def test_tokens_are_coloured_and_show_their_numbers(
+    server: InspectServer, open_tab: Open, keep: Keep
+) -> None:
+    tab = open_tab(f"{server.url}/#/run/lake-bi-level/episodes?split=step&step=2&sort=-turns")
+    tab.page.locator("table.episodes tbody a").first.click()
+    token = tab.page.locator(".token").nth(1)
+    token.wait_for()
+    offered = tab.page.get_by_label("Colour tokens by").locator("option").all_text_contents()
+    assert offered[:5] == ["advantage", "value", "return", "log-prob", "sampler gap"]
+    assert "entropy" not in offered  # none is stored
+    tints = {}
+    for name in ("advantage", "value", "logprob", "mask", "none"):
+        tab.page.get_by_label("Colour tokens by").select_option(name)
+        tints[name] = token.evaluate("one => getComputedStyle(one).backgroundColor")
+    assert len(set(tints.values())) == 5
+    tab.page.get_by_label("Colour tokens by").select_option("advantage")
+    token.hover()
+    card = tab.page.locator(".token-card")
+    for part in ("advantage", "value", "return", "log-prob", "sampler gap", "trained"):
+        says(card, part)
+    keep(tab, "inspect-episode")
+    says(tab.page.locator(".legend"), "worse than expected")
+
+
+def test_turns_on_the_time_line_and_the_board(server: InspectServer, open_tab: Open) -> None:
+    tab = open_tab(f"{server.url}/#/run/lake-bi-level/episodes?split=step&step=1&sort=-turns")
+    tab.page.locator("table.episodes tbody a").first.click()
+    turns = tab.page.locator("section.turn")
+    turns.first.wait_for()
+    count = turns.count()
+    has(tab.page.locator(".timeline .slot"), count)
+    tab.page.locator(".timeline .slot").nth(count - 1).click()
+    says(tab.page.locator(".side h3").first, f"Turn {count}")
+    has(tab.page.locator("section.turn.selected"), 1)
+    board = tab.page.locator(".side .board").first
+    assert board.locator(".cell").count() == 16
+    assert board.locator(".cell.player").count() == 1
+    tab.page.keyboard.press("p")
+    says(tab.page.locator(".side h3").first, f"Turn {count - 1}")
+
+
+def test_two_episodes_of_a_group_side_by_side(server: InspectServer, open_tab: Open) -> None:
+    tab = open_tab(f"{server.url}/#/run/lake-bi-level/episodes?split=step&step=2&view=groups")
+    group = tab.page.locator(".groups li").nth(1)
+    group.get_by_role("checkbox").nth(0).check()
+    group.get_by_role("checkbox").nth(1).check()
+    group.get_by_role("link", name="Side by side").click()
+    has(tab.page.locator(".pair > .episode"), 2)
+    names = tab.page.locator(".pair h2").all_text_contents()
+    assert names == ["train-000002-g1-m0", "train-000002-g1-m1"]
+
+
+def test_a_rollout_in_time(server: InspectServer, open_tab: Open, keep: Keep) -> None:
+    tab = open_tab(f"{server.url}/#/run/lake-bi-level/timeline?split=step&step=2")
+    bars = tab.page.locator(".gantt .episode-bars")
+    has(bars, 16)
+    assert bars.first.locator("rect.generate").count() >= 1
+    assert bars.first.locator("rect.env").count() >= 1
+    keep(tab, "inspect-timeline", height=660)
+    bars.nth(3).click()
+    says(tab.page.locator(".crumbs"), "episode 3")
+
+
+def test_runs_are_compared(server: InspectServer, open_tab: Open, keep: Keep) -> None:
+    tab = open_tab(f"{server.url}/#/")
+    tab.page.get_by_label("Compare lake-bi-level").check()
+    tab.page.get_by_label("Compare lake-grpo").check()
+    tab.page.get_by_role("button", name="Compare 2").click()
+    says(tab.page.locator("table.diff"), "algo.name")
+    says(tab.page.locator("main"), "Paired test")
+    says(tab.page.locator("main"), "24 tasks")
+    chart = tab.page.get_by_role("img", name="rollout/reward,")
+    label = chart.get_attribute("aria-label")
+    assert "lake-bi-level" in label
+    assert "lake-grpo" in label
+    keep(tab, "inspect-compare")
+
+
+def test_hostile_texts_are_shown_and_never_run(server: InspectServer, open_tab: Open) -> None:
+    name = quote(ODD, safe="")
+    tab = open_tab(f"{server.url}/#/run/{name}")
+    says(tab.page.locator("h1"), ODD)
+    says(tab.page.locator(".events"), "<script>")
+    tab.page.locator("summary", has_text="odd").last.click()
+    for address in ("/episodes?split=step&step=2", "/timeline", "/step/2/1"):
+        tab.page.goto(f"{server.url}/#/run/{name}{address}")
+        says(tab.page.locator("main"), "<script>")
+    says(tab.page.locator(".conversation"), "it broke <script>")
+    says(tab.page.locator(".tree"), "context 1")
+    assert tab.page.locator("main script, main img").count() == 0
+    assert "owned" not in tab.page.title().partition("·")[0]
+    tab.page.get_by_role("button", name="Show all").first.click()
+    has(tab.page.get_by_role("button", name="Show all"), 0)
+
+
+def test_every_part_can_be_reached_by_keyboard(server: InspectServer, open_tab: Open) -> None:
+    tab = open_tab(f"{server.url}/#/run/lake-bi-level/episodes?split=step&step=1")
+    has(tab.page.locator("table.episodes tbody tr"), 16)
+    tab.page.keyboard.press("j")
+    tab.page.keyboard.press("j")
+    tab.page.keyboard.press("Enter")
+    says(tab.page.locator(".near"), "2 of 16")
+    tab.page.keyboard.press("j")
+    says(tab.page.locator(".near"), "3 of 16")
+    tab.page.keyboard.press("ArrowLeft")
+    says(tab.page.locator(".near"), "2 of 16")
+    tab.page.locator(".tokens").first.focus()
+    tab.page.keyboard.press("ArrowRight")
+    tab.page.keyboard.press("ArrowRight")
+    has(tab.page.locator('.token.at[data-token="1"]'), 1)
+    says(tab.page.locator(".near"), "2 of 16")
+    outline = "getComputedStyle(document.activeElement).outlineStyle"
+    assert tab.page.evaluate(outline) == "solid"
+    nameless = """() => [...document.querySelectorAll('button, input, select, a[href]')]
+        .filter(one => !one.labels?.length && !one.getAttribute('aria-label')
+            && !one.textContent.trim()).map(one => one.outerHTML)"""
+    assert tab.page.evaluate(nameless) == []
+
+
+def test_a_narrow_window_shows_everything(
+    server: InspectServer, open_tab: Open, keep: Keep
+) -> None:
+    run = "#/run/lake-bi-level"
+    for address, shown in {
+        "#/": "table.runs",
+        run: "canvas",
+        f"{run}/episodes?split=step&step=1": "table.episodes",
+        f"{run}/timeline": ".gantt svg",
+        "#/compare/lake-bi-level,lake-grpo": "table.diff",
+        f"{run}/step/1/0": ".token",
+    }.items():
+        tab = open_tab(f"{server.url}/{address}", width=360, height=760)
+        tab.page.locator(shown).first.wait_for()
+        assert tab.page.evaluate("document.documentElement.scrollWidth") <= 360, address
+    keep(tab, "inspect-narrow")
+
+
+CONTRASTS = """() => {
+  const style = getComputedStyle(document.documentElement);
+  const paint = document.createElement('canvas').getContext('2d');
+  const light = name => {
+    paint.fillStyle = style.getPropertyValue(name).trim();
+    paint.fillRect(0, 0, 1, 1);
+    const parts = [...paint.getImageData(0, 0, 1, 1).data].slice(0, 3).map(part => part / 255)
+      .map(part => part <= 0.04045 ? part / 12.92 : ((part + 0.055) / 1.055) ** 2.4);
+    return 0.2126 * parts[0] + 0.7152 * parts[1] + 0.0722 * parts[2];
+  };
+  const pairs = [['--ink', '--bg'], ['--ink', '--card'], ['--quiet', '--bg'], ['--quiet', '--card'],
+    ['--quiet', '--sunk'], ['--accent', '--bg'], ['--accent', '--card'],
+    ['--accent', '--accent-soft'],
+    ['--on-accent', '--accent'], ['--good', '--good-soft'], ['--fair', '--fair-soft'],
+    ['--bad', '--bad-soft'], ['--ink', '--better'], ['--ink', '--worse'], ['--ink', '--ramp'],
+    ['--ink', '--trained']];
+  return Object.fromEntries(pairs.map(([ink, ground]) => {
+    const [dark, bright] = [light(ink), light(ground)].sort((a, b) => a - b);
+    return [`${ink} on ${ground}`, (bright + 0.05) / (dark + 0.05)];
+  }));
+}"""
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_texts_have_contrast(
+    server: InspectServer, open_tab: Open, keep: Keep, scheme: str
+) -> None:
+    tab = open_tab(f"{server.url}/#/run/lake-bi-level/step/1/0", scheme=scheme)
+    tab.page.locator(".token").first.wait_for()
+    faint = {name: value for name, value in tab.page.evaluate(CONTRASTS).items() if value < 4.5}
+    assert faint == {}
+    ground = tab.page.evaluate("getComputedStyle(document.body).backgroundColor")
+    assert (ground == "rgb(19, 22, 26)") == (scheme == "dark")
+    if scheme == "dark":
+        keep(tab, "inspect-dark")
+
+
+def test_what_the_modules_compute(server: InspectServer, open_tab: Open) -> None:
+    tab = open_tab(f"{server.url}/#/")
+    compute = """async () => {
+      const board = await import('./static/board.js');
+      const chart = await import('./static/chart.js');
+      const gantt = await import('./static/gantt.js');
+      const play = await import('./static/play.js');
+      return {
+        lake: board.parseBoard('P _ O\\n_ _ G'),
+        rooms: board.parseBoard('####\\n#PX#\\n####'),
+        words: board.parseBoard('two words\\nand more'),
+        parts: board.splitBoards('Here:\\nP _\\n_ G\\nYour move?').map(part => part.board),
+        smooth: chart.smooth([1, null, 3], 0.5),
+        laid: gantt.laidOut({bars: [{kind: 'generate', start: 1, seconds: 2}]}).bars.length,
+        options: play.readOptions('size=4 name=x'),
+      };
+    }"""
+    assert tab.page.evaluate(compute) == {
+        "lake": [["P", "_", "O"], ["_", "_", "G"]],
+        "rooms": [["#", "#", "#", "#"], ["#", "P", "X", "#"], ["#", "#", "#", "#"]],
+        "words": None,
+        "parts": [False, True, False],
+        "smooth": [1, None, pytest.approx(7 / 3)],
+        "laid": 2,
+        "options": {"size": 4, "name": "x"},
+    }

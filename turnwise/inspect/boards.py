@@ -1,0 +1,56 @@
+"""Grids that environments draw in text."""
+
+from collections.abc import Sequence
+
+MIN_LINES, MIN_CELLS = 2, 2
+MAX_SIDE = 64
+
+
+def find_board(text: str) -> str | None:
+    """The largest block of lines in a text that all have the same number of cells; None where the
+    text draws nothing.
+
+    Cells are words of one or two characters, or single characters in lines without spaces.
+
+    Example:
+        >>> print(find_board("You are P.\\nP _ O\\n_ _ G\\nYour move?"))
+        P _ O
+        _ _ G
+        >>> print(find_board("###\\n#P#\\n###"))
+        ###
+        #P#
+        ###
+        >>> find_board("Choose an arm.\\nWhich one?") is None
+        True
+    """
+    best: list[str] = []
+    block: list[str] = []
+    cells = 0
+    for line in [*text.split("\n"), ""]:
+        found = _cells(line)
+        if found and (not block or found == cells):
+            block.append(line.rstrip())
+        else:
+            if len(block) >= MIN_LINES and len(block) > len(best):
+                best = block
+            block = [line.rstrip()] if found else []
+        cells = found
+    return "\n".join(best) if best and len(best) <= MAX_SIDE else None
+
+
+def last_board(contents: Sequence[str]) -> str | None:
+    """The board of the last message that has one."""
+    return next((board for text in reversed(contents) if (board := find_board(text))), None)
+
+
+def _cells(line: str) -> int:
+    """How many cells the line has, 0 if it is no line of a grid."""
+    line = line.strip()
+    words = line.split()
+    if len(words) >= MIN_CELLS and all(len(word) <= 2 for word in words):
+        count = len(words)
+    elif len(words) == 1 and len(line) > MIN_CELLS and not line.isalnum():
+        count = len(line)
+    else:
+        return 0
+    return count if count <= MAX_SIDE else 0

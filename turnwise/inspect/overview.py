@@ -1,0 +1,203 @@
+"""What the list of runs and the page of a run show: state, outcome, findings, settings."""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, replace
+
+from turnwise.config.schema import Config
+from turnwise.inspect.folder import MAX_WHOLE, Skips, why
+from turnwise.inspect.follow import read_all
+from turnwise.inspect.rows import number
+from turnwise.inspect.runs import Run, Runs, stamp
+from turnwise.json_lines import UNREADABLE
+from turnwise.log.doctor import diagnose, make_chart
+from turnwise.log.outcome import stored_outcome
+from turnwise.log.records import LedgerEntry, checked
+from turnwise.log.store import event_row, merge_rows, metric_row
+from turnwise.types import Json
+
+LIST_SECONDS = 0.4
+"""Time that the first answer spends on runs that it does not know yet."""
+EXAMINED = ("metrics.jsonl", "events.jsonl", "ledger.jsonl", "summary.json")
+Errors = Callable[[], Sequence[tuple[str, int]]]
+"""Finds the most frequent errors of failed episodes."""
+_UNTIL_THE_END = ("unfinished", "no_improvement")
+"""Findings that say nothing while a run goes on."""
+
+
+def list_runs(runs: Runs) -> dict[str, Json]:
+    """The answer of /api/runs. What takes long is left out, and read by the next calls."""
+    found, skipped = runs.scan()
+    until = time.monotonic() + LIST_SECONDS
+    rows: list[dict[str, Json]] = []
+    for run in found:
+        skips = Skips()
+        rows.append(run_row(run, skips, until=until))
+        skipped += [{"name": run.name, "reason": words} for words in skips.words()]
+    root = ", ".join(str(root.name) for root in runs.roots)
+    return {"root": root, "runs": rows, "skipped": skipped}
+
+
+def run_row(
+    run: Run, skips: Skips, *, until: float, running: bool | None = None
+) -> dict[str, Json]:
+    """One run of the list. Beyond the time `until`, only what costs nothing."""
+    head = run.head
+    late = not run.known and time.monotonic() > until
+    config = None
+    if not late:
+        config = run.config(skips)[1]
+        head.follow(run.folder, until=max(until, time.monotonic() + 0.01))
+    summary = {} if late else run.summary(skips)
+    before, after = (_success(summary.get(label)) for label in ("before", "after"))
+    problems = None
+    if run.findings is not None:
+        problems = sum(one.severity == "problem" for one in run.findings)
+    return {
+        "name": run.name,
+        "state": run.state(running=running),
+        "step": head.step,
+        "steps": config.train.steps if config else None,
+        "algorithm": config.algo.name if config else None,
+        "env": env_names(config) if config else None,
+        "model": (config.model.path or "embedded") if config else None,
+        "seed": config.seed if config else None,
+        "success_before": head.first if before is None else before,
+        "success_after": head.last if after is None else after,
+        "reward_last": number(head.reward),
+        "updated": max(stamp(run.folder, name)[1] for name in (*EXAMINED, "config.yaml")) / 1e9,
+        "problems": problems,
+        **({"loading": True} if late else {}),
+    }
+
+
+def run_json(
+    run: Run, *, running: bool | None = None, errors: Errors | None = None
+) -> dict[str, Json]:
+    """The answer of /api/run/RUN.
+
+    Args:
+        running: whether the run goes on. None: as its lock says.
+        errors: finds the most frequent errors of failed episodes. None: the index does.
+    """
+    skips = Skips()
+    state = run.state(running=running)
+    examine(run, skips, errors or run.index.errors)
+    text, config = run.config(skips)
+    run.head.follow(run.folder, until=time.monotonic() + 5.0)
+    events = run.folder.rows("events.jsonl", event_row, skips)
+    ledger = _ledger(run, skips)
+    steps: dict[str, list[int]] = {"step": [], "eval": []}
+    for file in run.folder.step_files("episodes"):
+        steps[file.split].append(file.step)
+    credit = [file.step for file in run.folder.step_files("credit") if file.size]
+    return {
+        "name": run.name,
+        "state": state,
+        "step": run.head.step,
+        "steps_planned": config.train.steps if config else None,
+        "config": text,
+        "outcome": outcome(run, skips),
+        "findings": [
+            asdict(one)
+            for one in run.findings or ()
+            if not (state == "running" and one.name in _UNTIL_THE_END)
+        ],
+        "events": [_event(row) for row in _last_of_kind(events)],
+        "ledger": {
+            "steps": len(ledger),
+            "sampled": sum(entry.sampled for entry in ledger),
+            "trained": sum(entry.trained for entry in ledger),
+            "broken": sum(entry.broken for entry in ledger),
+        },
+        "steps": steps,
+        "credit_steps": credit,
+        "skipped": skips.words(),
+    }
+
+
+def examine(run: Run, skips: Skips, errors: Errors) -> None:
+    """Lets the doctor look at the run, if it changed since the last time. The run's own notices
+    are no findings: they are shown as events."""
+    now = tuple(stamp(run.folder, name) for name in EXAMINED)
+    if run.findings is not None and run.examined == now:
+        return
+    config = run.config(skips)[1]
+    if config is None:
+        return
+    if now[0][0] > MAX_WHOLE:
+        skips.add(f"metrics.jsonl has more than {MAX_WHOLE} bytes: no diagnoses")
+        return
+    events = run.folder.rows("events.jsonl", event_row, skips)
+    chart = make_chart(
+        config,
+        run.folder.rows("metrics.jsonl", metric_row, skips),
+        _ledger(run, skips),
+        events,
+        run.summary(skips),
+    )
+    if chart.total("rollout/failures"):
+        chart = replace(chart, errors=tuple(errors()))
+    kinds = {row["kind"] for row in events}
+    try:
+        run.findings = [one for one in diagnose(chart) if one.name not in kinds]
+    except UNREADABLE as error:  # numbers that no run writes
+        skips.add(f"the doctor cannot make sense of this run: {why(error)}")
+        run.findings = []
+    run.examined = now
+
+
+def outcome(run: Run, skips: Skips) -> list[dict[str, Json]]:
+    """Evaluations before and after training, and of the players that it is compared with."""
+    summary = run.summary(skips)
+    if not summary:
+        rows = merge_rows(read_all(run.folder, "metrics.jsonl", skips))
+        summary = stored_outcome(rows)
+    stored = [
+        *(summary[label] for label in ("before", "after") if summary.get(label)),
+        *(summary.get("baselines") or []),
+    ]
+    return [
+        {
+            "label": one["label"],
+            "player": one.get("player", "policy"),
+            "success": one["success"],
+            "reward": one["reward"],
+            "episodes": one["episodes"],
+            "tasks": one.get("tasks"),
+        }
+        for one in stored
+    ]
+
+
+def env_names(config: Config) -> str:
+    """The environments that the run plays."""
+    return ", ".join(config.rollout.train.tags) or config.env.name
+
+
+def _success(evaluated: Mapping[str, Json] | None) -> float | None:
+    return evaluated["success"][1] if evaluated and evaluated.get("success") else None
+
+
+def _ledger(run: Run, skips: Skips) -> list[LedgerEntry]:
+    return run.folder.rows("ledger.jsonl", lambda row: checked(LedgerEntry(**row)), skips)
+
+
+def _last_of_kind(events: Sequence[Mapping[str, Json]]) -> list[dict[str, Json]]:
+    """The last notice of each kind, with their number."""
+    counts: dict[str, int] = {}
+    last: dict[str, Mapping[str, Json]] = {}
+    for row in events:
+        counts[row["kind"]] = counts.get(row["kind"], 0) + 1
+        last[row["kind"]] = row
+    return [{**row, "count": counts[kind]} for kind, row in last.items()]
+
+
+def _event(row: Mapping[str, Json]) -> dict[str, Json]:
+    step = row.get("step")
+    return {
+        "kind": row["kind"],
+        "message": row["message"],
+        "step": step if type(step) is int else None,
+        "count": row["count"],
+    }
