@@ -316,7 +316,8 @@ def test_kl() -> None:
         ("data_cfgs: {train_datasets: PKU/data}", "set data.prompts = FILE.jsonl"),
         ("train_cfgs: {ptx_coeff: 16.0}\ndata_cfgs: {ptx_datasets: a}", "no pretraining loss"),
         ("trainer: {val_only: true}", "turnwise eval FILE"),
-        ("algorithm: {adv_estimator: hgpo}", "is not a known estimator"),
+        ("algorithm: {adv_estimator: opo}", "is not a known estimator"),
+        ("algorithm: {hgpo: {weight_type: size}}", "weighed by their history"),
         ("env: {env_name: gym_cards/Blackjack-v0}", "has no environment 'gym_cards'"),
         ("env: {sokoban: {mode: rgb_array}}", "text, not images"),
         ("algorithm: {gigpo: {enable_similarity: true}}", "state_key"),
@@ -422,6 +423,20 @@ env: {env_name: alfworld/AlfredTWEnv, seed: 4, max_steps: 50, rollout: {n: 8}}
     assert (config.algo.name, config.algo.high_level_gamma) == ("gigpo", 0.9)
     assert (config.algo.gigpo_std, config.algo.gigpo_weight) == (False, 0.5)
     assert config.env.format.format_penalty == -0.2
+
+
+@pytest.mark.filterwarnings("ignore::turnwise.config.ConfigWarning")
+def test_verl_agents_hgpo() -> None:
+    text = """
+algorithm: {adv_estimator: hgpo, gamma: 0.9, hgpo: {mode: mean_norm, weight_type: length,
+  length_weight_alpha: 0.5, base_group: true}}
+env: {env_name: Webshop, history_length: 4}
+"""
+    algo = load(text).algo
+    assert (algo.name, algo.high_level_gamma, algo.hgpo_history) == ("hgpo", 0.9, 4)
+    assert (algo.hgpo_std, algo.hgpo_alpha, algo.hgpo_episode) == (False, 0.5, True)
+    assert load(text, "env.history_length=1").algo.hgpo_history == 1
+    assert load("env: {history_length: 4}").algo.hgpo_history == 2  # of another algorithm
 
 
 def test_estimators_with_their_refinements() -> None:

@@ -29,10 +29,11 @@ AlgorithmName = Literal[
     "rloo",
     "reinforce_pp",
     "gigpo",
+    "hgpo",
     "gspo",
     "cispo",
 ]
-GROUP_RELATIVE = ("grpo", "dr_grpo", "dapo", "rloo", "gigpo", "gspo", "cispo")
+GROUP_RELATIVE = ("grpo", "dr_grpo", "dapo", "rloo", "gigpo", "hgpo", "gspo", "cispo")
 """Algorithms whose baseline is the group's mean. A group of one has no signal."""
 WITH_CRITIC = ("ppo", "bi_level_gae", "turn_gae")
 """Algorithms that train a critic besides the policy."""
@@ -300,7 +301,7 @@ class AlgoConfig(Section):
     lam: float = Field(default=1.0, ge=0.0, le=1.0)
     """Token-level GAE lambda."""
     high_level_gamma: float = Field(default=0.95, gt=0.0, le=1.0)
-    """Turn-level discount of bi-level and turn-level GAE."""
+    """Turn-level discount of bi-level and turn-level GAE, GiGPO and HGPO."""
     high_level_lam: float | None = Field(default=None, ge=0.0, le=1.0)
     """Turn-level lambda. None: the same as lam."""
     turn_value: Literal["last", "first"] = "last"
@@ -352,6 +353,14 @@ class AlgoConfig(Section):
     """Weight of GiGPO's step advantage."""
     gigpo_std: bool = True
     """GiGPO: divide by the standard deviation too, besides subtracting the mean."""
+    hgpo_history: int = Field(default=2, ge=0)
+    """HGPO: a turn is also compared with those that share up to this many states before its own."""
+    hgpo_alpha: float = Field(default=1.0, ge=0.0)
+    """HGPO: a comparison that shares n states weighs (n + 1) ** alpha. 0: all weigh the same."""
+    hgpo_std: bool = True
+    """HGPO: divide by the standard deviation too, besides subtracting the mean."""
+    hgpo_episode: bool = False
+    """HGPO: the episode among its group is a comparison too, with weight 1."""
 
 
 class TrainConfig(Section):

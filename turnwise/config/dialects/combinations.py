@@ -68,9 +68,9 @@ def _estimator(facts: Tree, seen: Tree, note: Note) -> Tree:
 
 
 def _discount(facts: Tree, seen: Tree, note: Note) -> Tree:
-    """verl's one gamma is per token with a critic, and per turn in GiGPO; others have none."""
+    """verl's one gamma is per token with a critic, per turn in GiGPO and HGPO; others have none."""
     name, gamma = get_path(seen, "algo.name") or default_at("algo.name"), facts["algorithm.gamma"]
-    if name == "gigpo":
+    if name in ("gigpo", "hgpo"):
         return {"algo.high_level_gamma": gamma}
     if name in WITH_CRITIC or name == "reinforce_pp" or gamma == 1.0 or ":" in name:
         return {"algo.gamma": gamma}
@@ -269,6 +269,12 @@ def _window(facts: Tree, seen: Tree, note: Note) -> Tree:
     return {"rollout.window": "last_k", "rollout.window_turns": turns}
 
 
+def _shared_history(facts: Tree, seen: Tree, note: Note) -> Tree:
+    """HGPO compares as many states before a turn's own as its prompt shows."""
+    hgpo = get_path(seen, "algo.name") == "hgpo"
+    return {"algo.hgpo_history": facts["env.history_length"]} if hgpo else {}
+
+
 def _filter(facts: Tree, seen: Tree, note: Note) -> Tree:
     """RAGEN's group filters: by ratio (older files), or by strategy and value."""
     given = {key: facts[f"{_FILTER}{key}"] for key in FILTER_KEYS if f"{_FILTER}{key}" in facts}
@@ -409,6 +415,7 @@ COMBINATIONS: tuple[tuple[tuple[str, ...], Callable[[Tree, Tree, Note], Tree]], 
         ),
         _window,
     ),
+    (("env.history_length", "=algo.name"), _shared_history),
     (("env.env_name", "?env.history_length"), _verl_agent),
     (tuple(f"{_FILTER}{key}" for key in FILTER_KEYS), _filter),
     (("ppo_mini_batch_size", f"{_ACTOR}.ppo_mini_batch_size", "?env.env_name"), _mini_batches),

@@ -127,6 +127,10 @@ VERL_NATIVE: dict[str, AnyRule] = {
     "algorithm.gigpo.mode": Rule(to=("algo.gigpo_std",), convert=_with_std),
     "algorithm.gigpo.similarity_thresh": Moot(why="it counts only with enable_similarity"),
     "algorithm.gigpo.step_advantage_w": "algo.gigpo_weight",
+    "algorithm.hgpo.base_group": "algo.hgpo_episode",
+    "algorithm.hgpo.length_weight_alpha": "algo.hgpo_alpha",
+    "algorithm.hgpo.mode": Rule(to=("algo.hgpo_std",), convert=_with_std),
+    "algorithm.hgpo.weight_type": Only("length", why="comparisons are weighed by their history"),
     "algorithm.kl_ctrl.type": Only("fixed", why="set algo.kl_target for a KL that adapts"),
     "algorithm.norm_adv_by_std_in_grpo": Fact(),
     "critic.model.enable_gradient_checkpointing": "model.gradient_checkpointing",
@@ -223,12 +227,6 @@ VERL_AGENT: dict[str, AnyRule] = {
     "env.webshop.use_small": Differs(why=SHOP_DATA),
     "env.webshop.human_goals": Only(False, why="set env.options.goals: human"),
 }
-VERL_AGENT.update(
-    {
-        f"algorithm.hgpo.{name}": No(why="there is no HGPO here; GiGPO is algo.name: gigpo")
-        for name in ("mode", "weight_type", "length_weight_alpha", "base_group")
-    }
-)
 VERL_AGENT.update(
     {
         f"{part}": No(
