@@ -33,6 +33,7 @@ def _with_std(mode: object) -> bool:
     return mode == "mean_std_norm"
 
 
+_GAMES = "which games are held out: set env.options.games and env.options.val_split"
 _WHOLE = "evaluations sample from the whole distribution, at rollout.eval_temperature"
 
 VERL: dict[str, AnyRule] = {
@@ -40,7 +41,7 @@ VERL: dict[str, AnyRule] = {
     "agent.agent_length": Fact(),
     "env_template": Fact(),
     "trainer.total_epochs": "train.steps",
-    "trainer.total_training_steps": "train.steps",
+    "trainer.total_training_steps": Fact(reads="train.steps"),
     "trainer.device": "train.device",
     "trainer.project_name": Rule(to=("log.project",), convert=as_text),
     "trainer.experiment_name": Rule(to=("log.name",), convert=as_text),
@@ -108,9 +109,7 @@ VERL_NATIVE: dict[str, AnyRule] = {
     "actor_rollout_ref.actor.ppo_mini_batch_size": Fact(),
     "actor_rollout_ref.actor.use_invalid_action_penalty": Fact(),
     "actor_rollout_ref.actor.use_ref": Moot(why="a reference is kept where algo.kl_coef needs one"),
-    "actor_rollout_ref.rollout.do_sample": Only(
-        True, why="training samples at rollout.temperature"
-    ),
+    "actor_rollout_ref.rollout.do_sample": Fact(),
     "actor_rollout_ref.rollout.val_kwargs.do_sample": Fact(),
     "actor_rollout_ref.rollout.val_kwargs.logprobs": Moot(why="log-probs are always stored"),
     "actor_rollout_ref.rollout.val_kwargs.n": "rollout.val.group_size",
@@ -163,11 +162,9 @@ VERL_NATIVE: dict[str, AnyRule] = {
         why="the native trainer runs on one device; for more set backend: verl"
     ),
     "trainer.nnodes": Only(1, why="the native trainer runs on one device; set backend: verl"),
-    "trainer.resume_from_path": No(why="`turnwise train --resume RUN` goes on with a run"),
-    "trainer.resume_mode": Only(
-        ("disable", "auto"), why="`turnwise train --resume RUN` goes on with a run"
-    ),
-    "trainer.val_only": Only(False, why="`turnwise eval FILE` evaluates without training"),
+    "trainer.resume_from_path": Fact(),
+    "trainer.resume_mode": Fact(),
+    "trainer.val_only": Fact(),
 }
 
 # Where and how fast things run.
@@ -223,7 +220,8 @@ VERL_AGENT: dict[str, AnyRule] = {
     "env.sokoban.search_depth": "env.options.search_depth",
     "env.search": No(why=no_env("search")),
     "env.discoveryworld": No(why=no_env("discoveryworld")),
-    "env.alfworld.eval_dataset": Differs(why="set env.options.games and env.options.val_split"),
+    "env.alfworld.eval_dataset": Differs(why=_GAMES),
+    "trainer.val_out": Differs(why=_GAMES),
     "env.webshop.use_small": Differs(why=SHOP_DATA),
     "env.webshop.human_goals": Only(False, why="set env.options.goals: human"),
 }
