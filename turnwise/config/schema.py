@@ -55,6 +55,15 @@ def _own(kind: Kind) -> AfterValidator:
     return AfterValidator(check)
 
 
+_OF_TEMPLATES = frozenset(
+    {
+        *("messages", "tools", "add_generation_prompt", "bos_token", "eos_token"),
+        *("namespace", "range", "dict", "loop", "self", "raise_exception", "strftime_now"),
+        *("true", "false", "none", "True", "False", "None"),
+        *("not", "and", "or", "in", "is", "if", "else", "for"),
+    }
+)
+"""Names in templates that are no arguments."""
 Isolation = Literal["auto", "inline", "thread", "process"]
 
 
@@ -116,6 +125,11 @@ class ModelConfig(Section):
     """Where the tokenizer is, if not at `path`."""
     chat_template: str | None = None
     """A Jinja template, or the path of one, in place of the tokenizer's own."""
+    chat_template_args: dict[str, bool | int | float | str | None] = Field(
+        default_factory=dict[str, bool | int | float | str | None]
+    )
+    """Variables that the chat template reads, such as {enable_thinking: false} of Qwen3. They
+    become part of the template, also in stored models."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Precision of the weights in use. auto: bfloat16 on CUDA, float32 on the CPU. Trained weights
     have float32 master copies."""
@@ -127,6 +141,14 @@ class ModelConfig(Section):
     """The value head has its own trunk, or shares the policy's."""
     lora: LoraConfig = LoraConfig()
     embedded: EmbeddedConfig = EmbeddedConfig()
+
+    @field_validator("chat_template_args")
+    @classmethod
+    def _names(cls, value: dict[str, Any]) -> dict[str, Any]:
+        for name in value:
+            if not name.isidentifier() or name in _OF_TEMPLATES:
+                raise ValueError(f"names variables of a chat template, got {name!r}")
+        return value
 
 
 class FormatConfig(Section):

@@ -64,6 +64,7 @@ VERL: dict[str, AnyRule] = {
     "data.train_batch_size": "rollout.train.env_groups",
     "data.val_batch_size": EVALUATED,
     "data.max_response_length": "rollout.max_response_tokens",
+    "data.apply_chat_template_kwargs": "model.chat_template_args",
     "data.seed": "seed",
     "actor_rollout_ref.hybrid_engine": Only(
         True, why="the native sampler always uses the trainer's own weights"
@@ -139,9 +140,6 @@ VERL_NATIVE: dict[str, AnyRule] = {
     "critic.model.target_modules": "model.lora.target_modules",
     "critic.optim.betas": "train.adam_betas",
     "critic.ppo_mini_batch_size": Moot(why="the critic takes the policy's mini-batches"),
-    "data.apply_chat_template_kwargs": No(
-        why="a template gets no arguments; give the one that you want: model.chat_template"
-    ),
     "data.filter_overlong_prompts": Differs(why="an opening that does not fit fails its episode"),
     "data.gen_batch_size": Differs(why="every rollout plays rollout.train.env_groups groups"),
     "data.image_key": Fact(),
