@@ -45,6 +45,7 @@ FEATURES: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("several epochs", ("train.epochs=2",)),
     ("early stop by KL", ("train.target_kl=0.02",)),
     ("bit-for-bit reproducible", ("train.deterministic=true",)),
+    ("arguments of a chat template", ("model.chat_template_args={enable_thinking: false}",)),
     ("stop strings", ("rollout.stop=['</answer>']",)),
 )
 """What a user may want, as the settings that ask for it on top of GRPO."""

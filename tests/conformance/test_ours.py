@@ -14,6 +14,7 @@ from turnwise.algos import (
     compute_bi_level_gae_advantage_return,
     gigpo,
     grpo,
+    hgpo,
     reinforce_pp,
     rloo,
     token_gae,
@@ -74,6 +75,18 @@ def _gigpo(r, v, m, gamma, lam, *, group_ids, state_ids, turn_ids):
     return gigpo(r, m, group_ids=group_ids, state_ids=state_ids, turn_ids=turn_ids, gamma=gamma)[:2]
 
 
+def _hgpo(r, v, m, gamma, lam, *, group_ids, state_ids, turn_ids):
+    return hgpo(
+        r,
+        m,
+        group_ids=group_ids,
+        state_ids=state_ids,
+        turn_ids=turn_ids,
+        gamma=gamma,
+        with_episode=True,
+    )[:2]
+
+
 @pytest.mark.parametrize(
     ("estimator", "reference"),
     [
@@ -87,6 +100,7 @@ def _gigpo(r, v, m, gamma, lam, *, group_ids, state_ids, turn_ids):
         (_rloo, None),
         (_reinforce_pp, None),
         (_gigpo, None),
+        (_hgpo, None),
     ],
 )
 @pytest.mark.parametrize("seed", [0, 1])
@@ -102,6 +116,7 @@ def through_a_batch(name: str) -> Callable[..., tuple[Tensor, Tensor]]:
         "bi_level_gae": {"gamma": GAMMA, "lam": LAM, "high_level_gamma": HIGH_LEVEL_GAMMA},
         "turn_gae": {"lam": LAM, "high_level_gamma": HIGH_LEVEL_GAMMA},
         "gigpo": {"high_level_gamma": HIGH_LEVEL_GAMMA},
+        "hgpo": {"high_level_gamma": HIGH_LEVEL_GAMMA},
         "reinforce_pp": {"gamma": GAMMA},
     }
     algorithm = build_algorithm(AlgoConfig.model_validate({"name": name, **knobs.get(name, {})}))

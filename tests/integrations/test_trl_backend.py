@@ -38,6 +38,7 @@ def gradients(model):
         (AlgoConfig(name="rloo"), True),
         (AlgoConfig(name="reinforce_pp"), True),
         (AlgoConfig(name="gigpo"), True),
+        (AlgoConfig(name="hgpo"), True),
         (AlgoConfig(name="gspo"), True),
         (AlgoConfig(name="cispo"), True),
         (AlgoConfig(name="grpo", dual_clip=1.5), True),

@@ -283,7 +283,7 @@ def test_every_loss_of_trl_trains(tmp_path, changes):
 
 
 @pytest.mark.parametrize(
-    "credit", ["turn_level", "gigpo", "grpo", "dr_grpo", "rloo", "reinforce_pp"]
+    "credit", ["turn_level", "gigpo", "hgpo", "grpo", "dr_grpo", "rloo", "reinforce_pp"]
 )
 def test_credit_per_token(tmp_path, credit):
     trainer = make_trainer(
@@ -296,7 +296,7 @@ def test_credit_per_token(tmp_path, credit):
     mask = trained_mask(output)
     assert not advantages[~mask].any()
     spread = [advantages[index][mask[index]].unique().numel() for index in range(len(rows))]
-    assert (max(spread) > 1) is (credit in ("turn_level", "gigpo", "reinforce_pp"))
+    assert (max(spread) > 1) is (credit in ("turn_level", "gigpo", "hgpo", "reinforce_pp"))
 
 
 def test_extra_rewards_count_for_the_last_turn(tmp_path):

@@ -13,6 +13,7 @@ import torch
 pytest.importorskip("verl")
 
 from omegaconf import OmegaConf
+from transformers import AutoTokenizer
 from verl_parts import ROOT, run_python, tiny_config, tiny_folder
 
 from turnwise.algos import build_algorithm
@@ -26,7 +27,7 @@ from turnwise.integrations.verl.config.compose import compose
 from turnwise.integrations.verl.config.keys import _is_known
 from turnwise.integrations.verl.config.memory import recomputes
 from turnwise.integrations.verl.config.placement import Placement
-from turnwise.integrations.verl.config.resolve import resolve
+from turnwise.integrations.verl.config.resolve import place_model, resolve
 from turnwise.integrations.verl.config.settings import (
     UnsupportedError,
     refusals,
@@ -233,6 +234,25 @@ def test_what_verl_knows_is_taken(tmp_path: Path) -> None:
     assert config.trainer.save_freq == 7
     assert config.actor_rollout_ref.rollout.engine_kwargs.vllm.foo == 1
     assert config.ray_kwargs.ray_init.num_cpus == 3
+
+
+def test_arguments_of_the_template_reach_verls_tokenizer(tmp_path: Path) -> None:
+    template = "{{ 'off' if not thinking }}{% for m in messages %}{{ m.content }}{% endfor %}"
+    args = ("model.chat_template_args={thinking: false}", f"model.chat_template={template!r}")
+    config = tiny_config(tmp_path, *args)
+    model_path, tokenizer_path = place_model(config, tmp_path / "run")
+    assert (model_path, tokenizer_path) == (config.model.path, str(tmp_path / "run" / "tokenizer"))
+    stored = AutoTokenizer.from_pretrained(tokenizer_path)
+    assert stored.apply_chat_template([{"content": "hi"}], tokenize=False) == "offhi"
+    settings = verl_settings(
+        config,
+        placement=Placement(),
+        model_path=model_path,
+        tokenizer_path=tokenizer_path,
+        run_dir="r",
+    )
+    assert settings["actor_rollout_ref.model.tokenizer_path"] == tokenizer_path
+    assert "actor_rollout_ref.model.custom_chat_template" not in settings
 
 
 def test_all_refusals_come_at_once(tmp_path: Path) -> None:

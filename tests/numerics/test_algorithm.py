@@ -107,6 +107,8 @@ def test_the_config_refines_the_preset() -> None:
         ({"name": "turn_gae", "turn_value": "first"}, "turn_value"),
         ({"name": "ppo", "last_token": "add"}, "last_token"),
         ({"name": "grpo", "gigpo_weight": 0.5}, "gigpo_weight"),
+        ({"name": "gigpo", "hgpo_history": 4}, "hgpo_history"),
+        ({"name": "hgpo", "gigpo_std": False}, "gigpo_std"),
         ({"name": "grpo", "value_clip": 0.5}, "value_clip"),
         ({"name": "rloo", "clip_high": 0.3}, "clip_high"),
         ({"name": "cispo", "dual_clip": 3.0}, "dual_clip"),

@@ -22,7 +22,7 @@ from turnwise.algos.normalize import normalize_rewards
 from turnwise.config.schema import AlgoConfig
 from turnwise.data.batch import Batch
 
-GROUPED = ["grpo", "dr_grpo", "rloo", "gigpo"]
+GROUPED = ["grpo", "dr_grpo", "rloo", "gigpo", "hgpo"]
 
 
 def per_row(batch: Batch) -> list[float]:
@@ -152,7 +152,7 @@ def test_equal_returns_of_different_turns_give_exactly_nothing(total, parts, sca
     others: list[Turns] = [[(1, 7.0 * scale)], [(1, -3.0 * scale)]]
     batch = make_batch([*equal, *others], groups=[0] * len(equal) + [1, 1])
     batch, _ = normalize_rewards(batch, how=how)
-    for name in ("grpo", "dr_grpo", "rloo", "gigpo"):
+    for name in GROUPED:
         found, metrics = run(batch, name=name)
         assert per_row(found)[: len(equal)] == [0.0] * len(equal)
         assert metrics["group/zero_variance"] == 1

@@ -10,7 +10,7 @@ from turnwise.config import Config, ConfigError, ConfigWarning, load_config
 from turnwise.config.dialects.keys import RULES
 from turnwise.config.dialects.rules import Rule
 from turnwise.config.dialects.translate import target_of
-from turnwise.config.tree import known_fields
+from turnwise.config.tree import default_at, known_fields
 from turnwise.config.yaml_io import parse_yaml
 from turnwise.envs.registry import make_env
 
@@ -315,8 +315,12 @@ def test_kl() -> None:
         ("data: {train_files: a.parquet}", "set data.prompts = FILE.jsonl"),
         ("data_cfgs: {train_datasets: PKU/data}", "set data.prompts = FILE.jsonl"),
         ("train_cfgs: {ptx_coeff: 16.0}\ndata_cfgs: {ptx_datasets: a}", "no pretraining loss"),
-        ("trainer: {val_only: true}", "turnwise eval FILE"),
-        ("algorithm: {adv_estimator: hgpo}", "is not a known estimator"),
+        ("trainer: {resume_from_path: a/b}", "turnwise train --resume RUN"),
+        ("trainer: {resume_mode: resume_path}", "turnwise train --resume RUN"),
+        ("trainer: {total_training_steps: 0}", "greater than or equal to 1, got 0"),
+        ("actor_rollout_ref: {rollout: {do_sample: false}}", "samples at rollout.temperature"),
+        ("algorithm: {adv_estimator: opo}", "is not a known estimator"),
+        ("algorithm: {hgpo: {weight_type: size}}", "weighed by their history"),
         ("env: {env_name: gym_cards/Blackjack-v0}", "has no environment 'gym_cards'"),
         ("env: {sokoban: {mode: rgb_array}}", "text, not images"),
         ("algorithm: {gigpo: {enable_similarity: true}}", "state_key"),
@@ -338,6 +342,7 @@ def test_a_key_that_means_nothing_here_says_why(text: str, reason: str) -> None:
         ("seed: {train: 1, val: 2}", "disjoint"),
         ("{env: {env_name: Webshop}, data: {train_files: a.parquet}}", "from the environment"),
         ("algorithm: {adv_estimator: grpo, gamma: 0.9}", "grpo discounts nothing"),
+        ("trainer: {val_only: true}", "trainer.val_only: `turnwise eval FILE` evaluates"),
         ("env: {env_name: Webshop}", "env.history_length: verl-agent shows the last 2 turns"),
     ],
 )
@@ -422,6 +427,52 @@ env: {env_name: alfworld/AlfredTWEnv, seed: 4, max_steps: 50, rollout: {n: 8}}
     assert (config.algo.name, config.algo.high_level_gamma) == ("gigpo", 0.9)
     assert (config.algo.gigpo_std, config.algo.gigpo_weight) == (False, 0.5)
     assert config.env.format.format_penalty == -0.2
+
+
+def test_an_evaluation_is_read() -> None:
+    text = """
+trainer: {val_only: true, total_training_steps: 0, val_before_train: false,
+  resume_mode: resume_path, resume_from_path: /weights/global_step_200}
+actor_rollout_ref: {rollout: {do_sample: false}}
+"""
+    with pytest.warns(ConfigWarning) as caught:
+        config = load(text)
+    told = str(caught[0].message)
+    assert "trainer.val_only: `turnwise eval FILE` evaluates" in told
+    assert "trainer.resume_from_path: the weights to evaluate: set model.path" in told
+    assert "without an effect here: trainer.total_training_steps" in told
+    assert config.rollout.eval_temperature == 0.0
+    assert config.train.steps == default_at("train.steps")
+
+
+@pytest.mark.filterwarnings("ignore::turnwise.config.ConfigWarning")
+@pytest.mark.parametrize(
+    ("rollout", "temperature"),
+    [
+        ("{do_sample: false, val_kwargs: {do_sample: true, temperature: 0.5}}", 0.5),
+        ("{do_sample: false, val_kwargs: {temperature: 0.5}}", 0.0),
+        ("{do_sample: true, val_kwargs: {do_sample: false, temperature: 0.5}}", 0.0),
+        ("{do_sample: true, val_kwargs: {temperature: 0.5}}", 0.5),
+    ],
+)
+def test_an_evaluation_samples_as_val_kwargs_say(rollout: str, temperature: float) -> None:
+    text = f"{{trainer: {{val_only: true}}, actor_rollout_ref: {{rollout: {rollout}}}}}"
+    assert load(text).rollout.eval_temperature == temperature
+    assert load(text, "rollout.eval_temperature=0.7").rollout.eval_temperature == 0.7
+
+
+@pytest.mark.filterwarnings("ignore::turnwise.config.ConfigWarning")
+def test_verl_agents_hgpo() -> None:
+    text = """
+algorithm: {adv_estimator: hgpo, gamma: 0.9, hgpo: {mode: mean_norm, weight_type: length,
+  length_weight_alpha: 0.5, base_group: true}}
+env: {env_name: Webshop, history_length: 4}
+"""
+    algo = load(text).algo
+    assert (algo.name, algo.high_level_gamma, algo.hgpo_history) == ("hgpo", 0.9, 4)
+    assert (algo.hgpo_std, algo.hgpo_alpha, algo.hgpo_episode) == (False, 0.5, True)
+    assert load(text, "env.history_length=1").algo.hgpo_history == 1
+    assert load("env: {history_length: 4}").algo.hgpo_history == 2  # of another algorithm
 
 
 def test_estimators_with_their_refinements() -> None:

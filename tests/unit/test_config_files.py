@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from turnwise.cli.main import main
-from turnwise.config import ConfigError, load_config
+from turnwise.config import ConfigError, ConfigWarning, load_config
 from turnwise.config.dialects.hydra import compose
-from turnwise.config.dialects.shell import overrides_of
+from turnwise.config.dialects.shell import read_script
 from turnwise.config.load import _parsed_file, parse_overrides
 from turnwise.config.migrate import migrate
 from turnwise.config.yaml_io import parse_yaml
@@ -175,7 +175,7 @@ CUDA_VISIBLE_DEVICES=0,1 python3 -m verl.trainer.main_ppo \\
 
 
 def test_a_script_is_its_overrides(tmp_path: Path) -> None:
-    words = overrides_of(SCRIPT, "run.sh")
+    words = read_script(SCRIPT, "run.sh").overrides
     tree = parse_overrides(words)
     assert tree["env"] == {"env_name": "Webshop", "rollout": {"n": 8}, "max_steps": 15}
     assert tree["data"]["max_prompt_length"] == 2048
@@ -193,11 +193,12 @@ def test_a_script_is_its_overrides(tmp_path: Path) -> None:
         ("python -m a x.y=1\npython -m b x.y=2", "2 python commands"),
         ("python train.py --config-name base x.y=1", "give that file itself"),
         ("python -m a 'x.y=1", "No closing quotation"),
+        ("python -m recipe.sppo.main_sppo x.y=1", "learns by rules of its own"),
     ],
 )
 def test_a_script_that_is_no_training_is_refused(text: str, reason: str) -> None:
     with pytest.raises(ConfigError, match=reason):
-        overrides_of(text, "run.sh")
+        read_script(text, "run.sh")
 
 
 def test_a_variable_that_is_not_set_is_refused_where_it_counts(tmp_path: Path) -> None:
@@ -205,10 +206,65 @@ def test_a_variable_that_is_not_set_is_refused_where_it_counts(tmp_path: Path) -
         "a=${NOT_SET_ANYWHERE:-${NOR_THIS:-7}}\npython -m x env.seed=$a trainer.n_gpus_per_node=$B"
     )
     assert load_config(write(tmp_path, {"run.sh": text})).seed == 7
-    text = "python -m x env.seed=$NOT_SET_ANYWHERE trainer.val_only=true"
+    text = "python -m x env.seed=$NOT_SET_ANYWHERE trainer.nnodes=2"
     with pytest.raises(ConfigError, match=r"env.seed: .*a variable in it is not set") as caught:
         load_config(write(tmp_path, {"run.sh": text}))
-    assert "turnwise eval FILE" in str(caught.value)
+    assert "set backend: verl" in str(caught.value)
+    text = "python -m x env.seed=3 trainer.default_local_dir=$NOT_SET_ANYWHERE/a"
+    path = write(tmp_path, {"run.sh": text})
+    with pytest.warns(ConfigWarning, match=r"default_local_dir: .*log.dir keeps its default"):
+        assert load_config(path).log.dir == "runs"
+
+
+LOOPS = """
+seeds=(123 456)  # two
+names=(
+    # example: "k2"
+)
+for name in "${names[@]}"; do
+    length=$(echo "$name" | sed -n 's/k//p')
+    length=${length:-4}
+    out="${CHECKPOINTS_OF_NOBODY}/$name"
+    for seed in "${seeds[@]}"; do
+        echo "seed: $seed"
+        python3 -m verl.trainer.main_ppo env.seed=$seed env.history_length=$length \\
+            trainer.experiment_name="${name}_seed${seed}" trainer.default_local_dir=$out \\
+            trainer.val_only=True $@ 2>&1 | tee "$out.log"
+    done
+done
+"""
+
+
+def test_the_first_round_of_loops_is_taken_and_said(tmp_path: Path) -> None:
+    path = write(tmp_path, {"run.sh": LOOPS})
+    with pytest.warns(ConfigWarning) as caught:
+        config = load_config(path)
+    assert (config.seed, config.rollout.window_turns) == (123, 4)
+    told = str(caught[0].message)
+    for part in (
+        "for seed in 123 456: the first is taken, seed=123",
+        'for name in "${names[@]}": its list is empty: fill it in',
+        "length=$(...): commands are not run: it is not set",
+        "trainer.default_local_dir: the weights to evaluate: set model.path",
+        "trainer.experiment_name: a variable in it is not set: log.name keeps its default",
+    ):
+        assert part in told
+    assert "# - for seed in 123 456: the first is taken" in migrate(path)
+
+
+@pytest.mark.parametrize(
+    ("text", "overrides"),
+    [
+        ("a=(1 'b c')\npython -m x k.l=${a[0]} k.m=\"${a[1]}\"", ("k.l=1", "k.m=b c")),
+        ("a=(1\n  2)\npython -m x k.l=${a[1]}${a[7]}", ("k.l=2",)),
+        ("for i in {1..3}; do\npython -m x k.l=$i\ndone", ("k.l=$i",)),
+        ("for i in $(seq 3); do\npython -m x k.l=$i\ndone", ("k.l=$i",)),
+        ("for i in 7\ndo\npython -m x k.l=$i\ndone", ("k.l=7",)),
+        ("n=$((99999999999999999999 + 1))\npython -m x k.l=$n", ("k.l=$n",)),
+    ],
+)  # fmt: skip
+def test_arrays_and_loops(text: str, overrides: tuple[str, ...]) -> None:
+    assert read_script(text, "run.sh").overrides == overrides
 
 
 @pytest.mark.parametrize("files", [RAGEN, {"run.sh": SCRIPT}])
@@ -236,16 +292,16 @@ def test_migrate_comments_and_command(tmp_path: Path, capsys: pytest.CaptureFixt
 
 
 def test_migrate_refuses_or_leaves_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = write(tmp_path, {"a.yaml": "trainer: {val_only: true, total_epochs: 3}\n"})
+    path = write(tmp_path, {"a.yaml": "trainer: {nnodes: 2, total_epochs: 3}\n"})
     with pytest.raises(SystemExit) as caught:
         main(["migrate", str(path)])
     assert caught.value.code == 2
-    assert "turnwise eval FILE" in capsys.readouterr().err
+    assert "set backend: verl" in capsys.readouterr().err
     with pytest.raises(SystemExit) as caught:
         main(["migrate", str(path), "--leave-out"])
     assert caught.value.code == 0
     text = capsys.readouterr().out
-    assert "# Refused. Nothing here stands for these:\n# - trainer.val_only: True means" in text
+    assert "# Refused. Nothing here stands for these:\n# - trainer.nnodes: 2 means" in text
     assert parse_yaml(text) == {"train": {"steps": 3}}
 
 

@@ -22,7 +22,7 @@ ALLOWED: dict[str, set[str]] = {
     "log": {"types", "json_lines", "config", "user_code", "data"},
     "algos": {"types", "config", "data", "user_code"},
     "envs": {"types", "seeding", "json_lines", "config", "procs", "user_code"},
-    "models": {"types", "config", "data", "algos", "procs"},
+    "models": {"types", "config", "data", "chat", "algos", "procs"},
     "generate": {"types", "seeding", "config", "models", "procs"},
     "isolation": {"types", "config", "envs", "procs", "user_code"},
 }

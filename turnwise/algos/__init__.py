@@ -8,6 +8,7 @@ from turnwise.algos.dr_grpo import dr_grpo
 from turnwise.algos.filters import filter_groups
 from turnwise.algos.gigpo import gigpo
 from turnwise.algos.grpo import grpo
+from turnwise.algos.hgpo import hgpo
 from turnwise.algos.kl import KLState, kl_estimate, kl_rewards, update_kl
 from turnwise.algos.losses import policy_loss, value_loss
 from turnwise.algos.normalize import RewardNormalizer, normalize_rewards
@@ -31,6 +32,7 @@ __all__ = [
     "filter_groups",
     "gigpo",
     "grpo",
+    "hgpo",
     "kl_estimate",
     "kl_rewards",
     "masked_whiten",

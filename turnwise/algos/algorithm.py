@@ -40,7 +40,7 @@ class Algorithm:
     estimator: Estimator
     settings: frozenset[str] = frozenset()
     """The settings that it reads, among gamma, lam, high_level_gamma, high_level_lam, turn_value,
-    last_token, gigpo_weight and gigpo_std."""
+    last_token, and those that begin with gigpo_ and hgpo_."""
     needs_critic: bool = False
     """The estimator reads values."""
     compares_groups: bool = False
@@ -81,6 +81,10 @@ class Algorithm:
     filter_keep: float = 1.0
     gigpo_weight: float = 1.0
     gigpo_std: bool = True
+    hgpo_history: int = 2
+    hgpo_alpha: float = 1.0
+    hgpo_std: bool = True
+    hgpo_episode: bool = False
 
     @property
     def needs_reference(self) -> bool:

@@ -49,6 +49,8 @@ class Members:
     mean: Tensor
     std: Tensor
     """Unbiased; exactly 0 where all members are equal or there is only one."""
+    error: Tensor
+    """The largest rounding error in the member's group."""
 
     @property
     def alone(self) -> Tensor:
@@ -92,7 +94,9 @@ def group_statistics(
     )[group]
     error = zeros.scatter_reduce(0, group, errors, "amax", include_self=False)[group]
     std = torch.where(high - low > 2 * error, std, 0.0)
-    return Members(scores=scores, errors=errors, counted=counted, size=size, mean=mean, std=std)
+    return Members(
+        scores=scores, errors=errors, counted=counted, size=size, mean=mean, std=std, error=error
+    )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -11,6 +11,7 @@ from turnwise.algos.dr_grpo import DR_GRPO
 from turnwise.algos.gigpo import GIGPO
 from turnwise.algos.grpo import GRPO
 from turnwise.algos.gspo import GSPO
+from turnwise.algos.hgpo import HGPO
 from turnwise.algos.own import LOSS_ARGUMENTS, own_algorithm, own_loss
 from turnwise.algos.ppo import PPO
 from turnwise.algos.reinforce_pp import REINFORCE_PP
@@ -22,7 +23,8 @@ from turnwise.user_code import wanted_arguments
 PRESETS: dict[str, Algorithm] = {
     algorithm.name: algorithm
     for algorithm in (
-        *(PPO, BI_LEVEL_GAE, TURN_GAE, GRPO, DR_GRPO, DAPO, RLOO, REINFORCE_PP, GIGPO, GSPO, CISPO),
+        *(PPO, BI_LEVEL_GAE, TURN_GAE, GRPO, DR_GRPO, DAPO, RLOO, REINFORCE_PP),
+        *(GIGPO, HGPO, GSPO, CISPO),
     )
 }
 """The presets follow the papers; docs/algorithms.md lists them and our differences."""
@@ -107,6 +109,10 @@ def _refuse_idle_settings(cfg: AlgoConfig, algorithm: Algorithm) -> None:
         "last_token": "only bi-level GAE has a rule for a turn's last token",
         "gigpo_weight": "only GiGPO has a step advantage to weigh",
         "gigpo_std": "it is GiGPO's; dr_grpo is GRPO without the standard deviation",
+        "hgpo_history": "only HGPO compares the states before a turn's own",
+        "hgpo_alpha": "only HGPO weighs several comparisons of a turn",
+        "hgpo_std": "it is HGPO's; dr_grpo is GRPO without the standard deviation",
+        "hgpo_episode": "only HGPO compares turns without the episodes",
     }
     clips = {"clip_low", "clip_high"} if algorithm.surrogate != "policy_gradient" else set[str]()
     if algorithm.loss is not None:

@@ -3,6 +3,7 @@ once."""
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
@@ -10,8 +11,8 @@ import yaml
 from pydantic import ValidationError
 
 from turnwise.config.dialects.hydra import compose, needs_hydra
-from turnwise.config.dialects.shell import overrides_of
-from turnwise.config.dialects.translate import Translator
+from turnwise.config.dialects.shell import read_script
+from turnwise.config.dialects.translate import Noted, Translator
 from turnwise.config.schema import Config
 from turnwise.config.tree import (
     ConfigError,
@@ -29,6 +30,16 @@ from turnwise.json_lines import FileError, read_text
 _RECIPES = Path(__file__).parent / "recipes"
 _RECIPE = "recipe "
 """Prefix of the origin of a layer that comes with turnwise."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Layer:
+    """The settings of one file, recipe or command line."""
+
+    origin: str
+    tree: Tree
+    notes: tuple[tuple[str, str], ...] = ()
+    """(what stands in the file, what was made of it)."""
 
 
 def load_config(
@@ -76,11 +87,15 @@ def translate(
     """All layers of a source and its overrides, in our names: the tree, what was noted of keys of
     other projects, and what is wrong."""
     layers = _layers(source)
-    layers.append(("command line", parse_overrides(overrides)))
-    backends = [layer["backend"] for _, layer in layers if isinstance(layer.get("backend"), str)]
+    layers.append(_Layer(origin="command line", tree=parse_overrides(overrides)))
+    named = (layer.tree.get("backend") for layer in layers)
+    backends = [backend for backend in named if isinstance(backend, str)]
     translator = Translator(backend=backends[-1] if backends else "native")
-    for origin, layer in layers:
-        translator.add(layer, origin=origin, recipe=origin.startswith(_RECIPE))
+    for layer in layers:
+        recipe = layer.origin.startswith(_RECIPE)
+        translator.add(layer.tree, origin=layer.origin, recipe=recipe)
+        for key, why in layer.notes:
+            translator.notes[key] = Noted(value={}, why=why, moot=False)
     return translator
 
 
@@ -152,7 +167,7 @@ def list_recipes() -> dict[str, str]:
     return found
 
 
-def _layers(source: str | Path | Mapping[str, Any] | None) -> list[tuple[str, Tree]]:
+def _layers(source: str | Path | Mapping[str, Any] | None) -> list[_Layer]:
     if source is None:
         return []
     if isinstance(source, Mapping):
@@ -160,7 +175,7 @@ def _layers(source: str | Path | Mapping[str, Any] | None) -> list[tuple[str, Tr
     return _read(source, Path.cwd(), ())
 
 
-def _read(source: str | Path, folder: Path, chain: tuple[str, ...]) -> list[tuple[str, Tree]]:
+def _read(source: str | Path, folder: Path, chain: tuple[str, ...]) -> list[_Layer]:
     """The layers of a file or recipe; the ones that it extends come first."""
     name, path = str(source), folder / source
     if path.is_file():
@@ -183,10 +198,11 @@ def _read(source: str | Path, folder: Path, chain: tuple[str, ...]) -> list[tupl
     if identity in chain:
         raise ConfigError([f"extends: {origin} extends itself, by way of {' -> '.join(chain)}"])
     if path.suffix in (".sh", ".bash"):
-        return [(origin, parse_overrides(overrides_of(text, origin)))]
+        script = read_script(text, origin)
+        return [_Layer(origin=origin, tree=parse_overrides(script.overrides), notes=script.notes)]
     data = _parsed(origin, text)
     if path.is_file() and needs_hydra(data, text):
-        return [(origin, compose(path, _parsed_file))]
+        return [_Layer(origin=origin, tree=compose(path, _parsed_file))]
     return _with_bases(origin, data, inside, (*chain, identity))
 
 
@@ -214,15 +230,13 @@ def _parsed(origin: str, text: str) -> Tree:
     return cast(Tree, data or {})
 
 
-def _with_bases(
-    origin: str, data: Tree, folder: Path, chain: tuple[str, ...]
-) -> list[tuple[str, Tree]]:
+def _with_bases(origin: str, data: Tree, folder: Path, chain: tuple[str, ...]) -> list[_Layer]:
     base = data.pop("extends", None)
     if base is None:
-        return [(origin, data)]
+        return [_Layer(origin=origin, tree=data)]
     if not isinstance(base, str):
         raise ConfigError([f"extends: names one recipe or file, got {base!r} ({origin})"])
-    return [*_read(base, folder, chain), (origin, data)]
+    return [*_read(base, folder, chain), _Layer(origin=origin, tree=data)]
 
 
 def _validate(tree: Tree, spelled: Mapping[str, str]) -> tuple[Config | None, list[str]]:

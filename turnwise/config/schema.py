@@ -29,10 +29,11 @@ AlgorithmName = Literal[
     "rloo",
     "reinforce_pp",
     "gigpo",
+    "hgpo",
     "gspo",
     "cispo",
 ]
-GROUP_RELATIVE = ("grpo", "dr_grpo", "dapo", "rloo", "gigpo", "gspo", "cispo")
+GROUP_RELATIVE = ("grpo", "dr_grpo", "dapo", "rloo", "gigpo", "hgpo", "gspo", "cispo")
 """Algorithms whose baseline is the group's mean. A group of one has no signal."""
 WITH_CRITIC = ("ppo", "bi_level_gae", "turn_gae")
 """Algorithms that train a critic besides the policy."""
@@ -54,6 +55,15 @@ def _own(kind: Kind) -> AfterValidator:
     return AfterValidator(check)
 
 
+_OF_TEMPLATES = frozenset(
+    {
+        *("messages", "tools", "add_generation_prompt", "bos_token", "eos_token"),
+        *("namespace", "range", "dict", "loop", "self", "raise_exception", "strftime_now"),
+        *("true", "false", "none", "True", "False", "None"),
+        *("not", "and", "or", "in", "is", "if", "else", "for"),
+    }
+)
+"""Names in templates that are no arguments."""
 Isolation = Literal["auto", "inline", "thread", "process"]
 
 
@@ -115,6 +125,11 @@ class ModelConfig(Section):
     """Where the tokenizer is, if not at `path`."""
     chat_template: str | None = None
     """A Jinja template, or the path of one, in place of the tokenizer's own."""
+    chat_template_args: dict[str, bool | int | float | str | None] = Field(
+        default_factory=dict[str, bool | int | float | str | None]
+    )
+    """Variables that the chat template reads, such as {enable_thinking: false} of Qwen3. They
+    become part of the template, also in stored models."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Precision of the weights in use. auto: bfloat16 on CUDA, float32 on the CPU. Trained weights
     have float32 master copies."""
@@ -126,6 +141,14 @@ class ModelConfig(Section):
     """The value head has its own trunk, or shares the policy's."""
     lora: LoraConfig = LoraConfig()
     embedded: EmbeddedConfig = EmbeddedConfig()
+
+    @field_validator("chat_template_args")
+    @classmethod
+    def _names(cls, value: dict[str, Any]) -> dict[str, Any]:
+        for name in value:
+            if not name.isidentifier() or name in _OF_TEMPLATES:
+                raise ValueError(f"names variables of a chat template, got {name!r}")
+        return value
 
 
 class FormatConfig(Section):
@@ -300,7 +323,7 @@ class AlgoConfig(Section):
     lam: float = Field(default=1.0, ge=0.0, le=1.0)
     """Token-level GAE lambda."""
     high_level_gamma: float = Field(default=0.95, gt=0.0, le=1.0)
-    """Turn-level discount of bi-level and turn-level GAE."""
+    """Turn-level discount of bi-level and turn-level GAE, GiGPO and HGPO."""
     high_level_lam: float | None = Field(default=None, ge=0.0, le=1.0)
     """Turn-level lambda. None: the same as lam."""
     turn_value: Literal["last", "first"] = "last"
@@ -352,6 +375,14 @@ class AlgoConfig(Section):
     """Weight of GiGPO's step advantage."""
     gigpo_std: bool = True
     """GiGPO: divide by the standard deviation too, besides subtracting the mean."""
+    hgpo_history: int = Field(default=2, ge=0)
+    """HGPO: a turn is also compared with those that share up to this many states before its own."""
+    hgpo_alpha: float = Field(default=1.0, ge=0.0)
+    """HGPO: a comparison that shares n states weighs (n + 1) ** alpha. 0: all weigh the same."""
+    hgpo_std: bool = True
+    """HGPO: divide by the standard deviation too, besides subtracting the mean."""
+    hgpo_episode: bool = False
+    """HGPO: the episode among its group is a comparison too, with weight 1."""
 
 
 class TrainConfig(Section):

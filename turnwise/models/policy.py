@@ -14,6 +14,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from turnwise.chat.arguments import with_arguments
 from turnwise.config.schema import LoraConfig, ModelConfig
 from turnwise.data.batch import Batch
 from turnwise.models.compiled import CompiledLayers
@@ -281,15 +282,29 @@ def load_tokenizer(config: ModelConfig) -> Any:
     tokenizer = AutoTokenizer.from_pretrained(
         where, trust_remote_code=config.trust_remote_code, **gguf
     )
+    set_template(tokenizer, config)
+    if tokenizer.pad_token_id is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    return tokenizer
+
+
+def set_template(tokenizer: Any, config: ModelConfig) -> None:
+    """Gives the tokenizer the configured chat template and its arguments."""
     if config.chat_template is not None:
         path = Path(config.chat_template)
         inline = "{" in config.chat_template
         tokenizer.chat_template = (
             config.chat_template if inline else path.read_text(encoding="utf-8")
         )
-    if tokenizer.pad_token_id is None:
-        tokenizer.pad_token = tokenizer.eos_token
-    return tokenizer
+    if not config.chat_template_args:
+        return
+    template = tokenizer.chat_template
+    if not isinstance(template, str):
+        raise ValueError(
+            "model.chat_template_args: the tokenizer has no chat template, or several; set "
+            "model.chat_template to the one that gets them"
+        )
+    tokenizer.chat_template = with_arguments(template, config.chat_template_args)
 
 
 def model_source(config: ModelConfig) -> str | None:

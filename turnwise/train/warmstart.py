@@ -123,6 +123,10 @@ def build_embedded(
 ) -> tuple[nn.Module, Any, dict[str, float]]:
     """(model, tokenizer, metrics): the embedded model after its warm start. The same config gives
     the same weights."""
+    if config.model.chat_template_args:
+        raise ValueError(
+            "model.chat_template_args: the embedded model's template reads none; set model.path"
+        )
     settings = config.model.embedded
     env_table = env_configs(config, config.rollout.train)
     share = -(-max(settings.warmstart_episodes, 16) // len(env_table))

@@ -12,23 +12,16 @@ from turnwise.config.dialects.environments import custom_env, verl_agent_env
 from turnwise.config.dialects.keys import ESTIMATORS
 from turnwise.config.dialects.ragen import FILTER_KEYS
 from turnwise.config.dialects.rules import Note
+from turnwise.config.dialects.runs import RESUMES, ROLLOUT, VAL, flag, purpose, sampling, steps
 from turnwise.config.schema import WITH_CRITIC
 from turnwise.config.tree import Tree, default_at, get_path, is_tree
 
 _ACTOR = "actor_rollout_ref.actor"
-_VAL = "actor_rollout_ref.rollout.val_kwargs"
 _FILTER = "actor_rollout_ref.rollout.rollout_filter_"
 
 
-def _flag(facts: Tree, key: str) -> bool | None:
-    value = facts.get(key)
-    if value is not None and not isinstance(value, bool):
-        raise ValueError(f"must be true or false, got {key} = {value!r}")
-    return value
-
-
 def _estimator(facts: Tree, seen: Tree, note: Note) -> Tree:
-    flags = [_flag(facts, key) for key in ("train_cfgs.bi_level_gae", "algorithm.bi_level_gae")]
+    flags = [flag(facts, key) for key in ("train_cfgs.bi_level_gae", "algorithm.bi_level_gae")]
     if True in flags and False in flags:
         raise ValueError(
             "train_cfgs.bi_level_gae and algorithm.bi_level_gae contradict each other; keep one"
@@ -68,9 +61,9 @@ def _estimator(facts: Tree, seen: Tree, note: Note) -> Tree:
 
 
 def _discount(facts: Tree, seen: Tree, note: Note) -> Tree:
-    """verl's one gamma is per token with a critic, and per turn in GiGPO; others have none."""
+    """verl's one gamma is per token with a critic, per turn in GiGPO and HGPO; others have none."""
     name, gamma = get_path(seen, "algo.name") or default_at("algo.name"), facts["algorithm.gamma"]
-    if name == "gigpo":
+    if name in ("gigpo", "hgpo"):
         return {"algo.high_level_gamma": gamma}
     if name in WITH_CRITIC or name == "reinforce_pp" or gamma == 1.0 or ":" in name:
         return {"algo.gamma": gamma}
@@ -136,7 +129,7 @@ def _kl(facts: Tree, seen: Tree, note: Note) -> Tree:
         ("actor_rollout_ref.actor.use_kl_loss", "actor_rollout_ref.actor.kl_loss_coef", "loss"),
         ("algorithm.use_kl_in_reward", "algorithm.kl_ctrl.kl_coef", "reward"),
     )
-    on = [pair for pair in pairs if _flag(facts, pair[0])]
+    on = [pair for pair in pairs if flag(facts, pair[0])]
     if len(on) == 2:
         raise ValueError(
             "a KL in the loss and one in the reward are not supported together; keep one"
@@ -154,14 +147,14 @@ def _kl(facts: Tree, seen: Tree, note: Note) -> Tree:
 
 def _precision(facts: Tree, seen: Tree, note: Note) -> Tree:
     names = {"train_cfgs.bf16": "bfloat16", "train_cfgs.fp16": "float16"}
-    on = [name for key, name in names.items() if _flag(facts, key)]
+    on = [name for key, name in names.items() if flag(facts, key)]
     if len(on) == 2:
         raise ValueError("bf16 and fp16 exclude each other; keep one")
     return {"model.dtype": on[0] if on else "float32"}
 
 
 def _lora(facts: Tree, seen: Tree, note: Note) -> Tree:
-    used = _flag(facts, "lora_cfgs.use_lora")
+    used = flag(facts, "lora_cfgs.use_lora")
     if used is None:
         raise ValueError(
             "lora_cfgs.r counts only with lora_cfgs.use_lora; set that too, or use model.lora.rank"
@@ -174,7 +167,7 @@ def _lora(facts: Tree, seen: Tree, note: Note) -> Tree:
 
 
 def _environment_use(facts: Tree, seen: Tree, note: Note) -> Tree:
-    if _flag(facts, "agent_proxy.use_environment"):
+    if flag(facts, "agent_proxy.use_environment"):
         return {}
     if get_path(seen, "data.prompts") is None:
         raise ValueError(
@@ -224,7 +217,7 @@ def _custom_envs(facts: Tree, seen: Tree, note: Note) -> Tree:
 
 
 def _turn_scores(facts: Tree, seen: Tree, note: Note) -> Tree:
-    if not _flag(facts, "agent_proxy.use_turn_scores"):
+    if not flag(facts, "agent_proxy.use_turn_scores"):
         note(
             "agent_proxy.use_turn_scores",
             "a turn's reward always stands on that turn's last token, not on the episode's last",
@@ -267,6 +260,12 @@ def _window(facts: Tree, seen: Tree, note: Note) -> Tree:
     if mode == "single_turn":
         note("agent_proxy.context_window_mode", "earlier turns are shown as a conversation")
     return {"rollout.window": "last_k", "rollout.window_turns": turns}
+
+
+def _shared_history(facts: Tree, seen: Tree, note: Note) -> Tree:
+    """HGPO compares as many states before a turn's own as its prompt shows."""
+    hgpo = get_path(seen, "algo.name") == "hgpo"
+    return {"algo.hgpo_history": facts["env.history_length"]} if hgpo else {}
 
 
 def _filter(facts: Tree, seen: Tree, note: Note) -> Tree:
@@ -350,16 +349,9 @@ def _warmup(facts: Tree, seen: Tree, note: Note) -> Tree:
     return {"train.warmup_steps": round(ratio * steps)}
 
 
-def _evaluation(facts: Tree, seen: Tree, note: Note) -> Tree:
-    if facts.get(f"{_VAL}.do_sample") is False:
-        return {"rollout.eval_temperature": 0.0}
-    temperature = facts.get(f"{_VAL}.temperature")
-    return {} if temperature is None else {"rollout.eval_temperature": temperature}
-
-
 def _penalty(facts: Tree, seen: Tree, note: Note) -> Tree:
     keys = (f"{_ACTOR}.use_invalid_action_penalty", f"{_ACTOR}.invalid_action_penalty_coef")
-    if not _flag(facts, keys[0]):
+    if not flag(facts, keys[0]):
         return {"env.format.format_penalty": 0.0} if keys[0] in facts else {}
     coef = facts.get(keys[1], 0.1)
     if not isinstance(coef, int | float) or coef < 0:
@@ -409,6 +401,7 @@ COMBINATIONS: tuple[tuple[tuple[str, ...], Callable[[Tree, Tree, Note], Tree]], 
         ),
         _window,
     ),
+    (("env.history_length", "=algo.name"), _shared_history),
     (("env.env_name", "?env.history_length"), _verl_agent),
     (tuple(f"{_FILTER}{key}" for key in FILTER_KEYS), _filter),
     (("ppo_mini_batch_size", f"{_ACTOR}.ppo_mini_batch_size", "?env.env_name"), _mini_batches),
@@ -428,7 +421,15 @@ COMBINATIONS: tuple[tuple[tuple[str, ...], Callable[[Tree, Tree, Note], Tree]], 
     ),
     (("train_cfgs.ptx_coeff", "data_cfgs.ptx_datasets", "data_cfgs.ptx_data_files"), _pretraining),
     (_WARMUP_RATIOS, _warmup),
-    ((f"{_VAL}.do_sample", f"{_VAL}.temperature"), _evaluation),
+    (("trainer.val_only", *RESUMES, "?trainer.default_local_dir"), purpose),
+    (
+        (
+            *(f"{ROLLOUT}.do_sample", f"{VAL}.do_sample", f"{VAL}.temperature"),
+            "?trainer.val_only",
+        ),
+        sampling,
+    ),
+    (("trainer.total_training_steps", "?trainer.val_only"), steps),
     (
         (f"{_ACTOR}.use_invalid_action_penalty", f"{_ACTOR}.invalid_action_penalty_coef"),
         _penalty,

@@ -67,4 +67,5 @@ ESTIMATORS: dict[str, str] = {
     "reinforce_plus_plus": "reinforce_pp",
     "reinforce_pp": "reinforce_pp",
     "gigpo": "gigpo",
+    "hgpo": "hgpo",
 }

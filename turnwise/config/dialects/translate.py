@@ -42,6 +42,10 @@ _OF_CRITICS = frozenset(
     {"algo.lam", "algo.value_clip", "algo.value_coef", "model.critic", "train.critic_warmup"}
 )
 """The settings among them that every algorithm with a critic accepts."""
+_PLACES = frozenset(
+    f"trainer.{name}" for name in ("default_local_dir", "experiment_name", "project_name")
+)
+"""Names of folders and runs: no result depends on them."""
 _MEANT = {
     "algo": "algo.name",
     "algorithm": "algo.name",
@@ -202,7 +206,12 @@ class Translator:
         if value is None and not _takes_none(rule):
             return  # their way to say that it is not set
         if isinstance(rule, str | Rule | Fact) and self._unset(value):
-            self._problem(path, f"{value}: a variable in it is not set")
+            if path in _PLACES:
+                why = f"a variable in it is not set: {target_of(path)} keeps its default"
+                self.notes[path] = Noted(value=value, why=why, moot=False)
+                self._given[path] = value
+            else:
+                self._problem(path, f"{value}: a variable in it is not set")
             return
         self._given[path] = value
         match rule:

@@ -33,6 +33,7 @@ def _with_std(mode: object) -> bool:
     return mode == "mean_std_norm"
 
 
+_GAMES = "which games are held out: set env.options.games and env.options.val_split"
 _WHOLE = "evaluations sample from the whole distribution, at rollout.eval_temperature"
 
 VERL: dict[str, AnyRule] = {
@@ -40,7 +41,7 @@ VERL: dict[str, AnyRule] = {
     "agent.agent_length": Fact(),
     "env_template": Fact(),
     "trainer.total_epochs": "train.steps",
-    "trainer.total_training_steps": "train.steps",
+    "trainer.total_training_steps": Fact(reads="train.steps"),
     "trainer.device": "train.device",
     "trainer.project_name": Rule(to=("log.project",), convert=as_text),
     "trainer.experiment_name": Rule(to=("log.name",), convert=as_text),
@@ -63,6 +64,7 @@ VERL: dict[str, AnyRule] = {
     "data.train_batch_size": "rollout.train.env_groups",
     "data.val_batch_size": EVALUATED,
     "data.max_response_length": "rollout.max_response_tokens",
+    "data.apply_chat_template_kwargs": "model.chat_template_args",
     "data.seed": "seed",
     "actor_rollout_ref.hybrid_engine": Only(
         True, why="the native sampler always uses the trainer's own weights"
@@ -108,9 +110,7 @@ VERL_NATIVE: dict[str, AnyRule] = {
     "actor_rollout_ref.actor.ppo_mini_batch_size": Fact(),
     "actor_rollout_ref.actor.use_invalid_action_penalty": Fact(),
     "actor_rollout_ref.actor.use_ref": Moot(why="a reference is kept where algo.kl_coef needs one"),
-    "actor_rollout_ref.rollout.do_sample": Only(
-        True, why="training samples at rollout.temperature"
-    ),
+    "actor_rollout_ref.rollout.do_sample": Fact(),
     "actor_rollout_ref.rollout.val_kwargs.do_sample": Fact(),
     "actor_rollout_ref.rollout.val_kwargs.logprobs": Moot(why="log-probs are always stored"),
     "actor_rollout_ref.rollout.val_kwargs.n": "rollout.val.group_size",
@@ -127,6 +127,10 @@ VERL_NATIVE: dict[str, AnyRule] = {
     "algorithm.gigpo.mode": Rule(to=("algo.gigpo_std",), convert=_with_std),
     "algorithm.gigpo.similarity_thresh": Moot(why="it counts only with enable_similarity"),
     "algorithm.gigpo.step_advantage_w": "algo.gigpo_weight",
+    "algorithm.hgpo.base_group": "algo.hgpo_episode",
+    "algorithm.hgpo.length_weight_alpha": "algo.hgpo_alpha",
+    "algorithm.hgpo.mode": Rule(to=("algo.hgpo_std",), convert=_with_std),
+    "algorithm.hgpo.weight_type": Only("length", why="comparisons are weighed by their history"),
     "algorithm.kl_ctrl.type": Only("fixed", why="set algo.kl_target for a KL that adapts"),
     "algorithm.norm_adv_by_std_in_grpo": Fact(),
     "critic.model.enable_gradient_checkpointing": "model.gradient_checkpointing",
@@ -136,9 +140,6 @@ VERL_NATIVE: dict[str, AnyRule] = {
     "critic.model.target_modules": "model.lora.target_modules",
     "critic.optim.betas": "train.adam_betas",
     "critic.ppo_mini_batch_size": Moot(why="the critic takes the policy's mini-batches"),
-    "data.apply_chat_template_kwargs": No(
-        why="a template gets no arguments; give the one that you want: model.chat_template"
-    ),
     "data.filter_overlong_prompts": Differs(why="an opening that does not fit fails its episode"),
     "data.gen_batch_size": Differs(why="every rollout plays rollout.train.env_groups groups"),
     "data.image_key": Fact(),
@@ -159,11 +160,9 @@ VERL_NATIVE: dict[str, AnyRule] = {
         why="the native trainer runs on one device; for more set backend: verl"
     ),
     "trainer.nnodes": Only(1, why="the native trainer runs on one device; set backend: verl"),
-    "trainer.resume_from_path": No(why="`turnwise train --resume RUN` goes on with a run"),
-    "trainer.resume_mode": Only(
-        ("disable", "auto"), why="`turnwise train --resume RUN` goes on with a run"
-    ),
-    "trainer.val_only": Only(False, why="`turnwise eval FILE` evaluates without training"),
+    "trainer.resume_from_path": Fact(),
+    "trainer.resume_mode": Fact(),
+    "trainer.val_only": Fact(),
 }
 
 # Where and how fast things run.
@@ -219,16 +218,11 @@ VERL_AGENT: dict[str, AnyRule] = {
     "env.sokoban.search_depth": "env.options.search_depth",
     "env.search": No(why=no_env("search")),
     "env.discoveryworld": No(why=no_env("discoveryworld")),
-    "env.alfworld.eval_dataset": Differs(why="set env.options.games and env.options.val_split"),
+    "env.alfworld.eval_dataset": Differs(why=_GAMES),
+    "trainer.val_out": Differs(why=_GAMES),
     "env.webshop.use_small": Differs(why=SHOP_DATA),
     "env.webshop.human_goals": Only(False, why="set env.options.goals: human"),
 }
-VERL_AGENT.update(
-    {
-        f"algorithm.hgpo.{name}": No(why="there is no HGPO here; GiGPO is algo.name: gigpo")
-        for name in ("mode", "weight_type", "length_weight_alpha", "base_group")
-    }
-)
 VERL_AGENT.update(
     {
         f"{part}": No(

@@ -56,7 +56,7 @@ class VerifiersGRPOConfig(GRPOConfig):
         "first prompts.",
     )
     credit: str = _setting("group_relative", f"Who gets credit for what: {', '.join(CREDITS)}.")
-    turn_discount: float = _setting(1.0, "Discount per turn of turn_level and gigpo credit.")
+    turn_discount: float = _setting(1.0, "Discount per turn of turn_level, gigpo and hgpo credit.")
     engine: str = _setting(
         "auto",
         "Who samples: 'local' (in process, keeps its cache between turns), 'trl' (TRL's own "

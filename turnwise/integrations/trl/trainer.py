@@ -206,7 +206,7 @@ class VerifiersGRPOTrainer(MultiTurnMixin, GRPOTrainer):
 
 def _preset(args: VerifiersGRPOConfig) -> Algorithm:
     settings: dict[str, Any] = {"name": args.credit, "singleton": "zero"}
-    if args.credit == "gigpo":
+    if args.credit in ("gigpo", "hgpo"):
         settings["high_level_gamma"] = args.turn_discount
     return build_algorithm(AlgoConfig(**settings))
 

@@ -4,6 +4,7 @@
 disk."""
 
 from collections.abc import Callable, Mapping
+from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -233,6 +234,8 @@ def place_model(
     Without a model in the config the embedded one is built into `folder`, with the given tokenizer
     if there is one.
     """
+    if config.model.path is not None and config.model.chat_template_args:
+        tokenizer = _with_template_args(config, tokenizer)
     given = None if tokenizer is None else save_tokenizer(tokenizer, folder)
     if config.model.path is not None:
         return config.model.path, given or config.model.tokenizer
@@ -253,6 +256,18 @@ def place_model(
         model = build_model(config.model.embedded, tokenizer, seed=seed)
     save_pretrained(model, tokenizer, path)
     return str(path), given
+
+
+def _with_template_args(config: Config, tokenizer: Any) -> Any:
+    """The tokenizer with the template's arguments in its template, which verl's workers then
+    load."""
+    from turnwise.models.policy import load_tokenizer, set_template
+
+    if tokenizer is None:
+        return load_tokenizer(config.model)
+    changed = deepcopy(tokenizer)
+    set_template(changed, config.model)
+    return changed
 
 
 def save_tokenizer(tokenizer: Any, folder: Path) -> str:

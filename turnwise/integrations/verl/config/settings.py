@@ -283,7 +283,7 @@ def _model(
         "critic.strategy": "fsdp2",
         "critic.enable": algorithm.needs_critic,
     }
-    if model.chat_template is not None:
+    if model.chat_template is not None and not model.chat_template_args:
         settings["actor_rollout_ref.model.custom_chat_template"] = model.chat_template
     if model.lora.rank:
         targets = model.lora.target_modules
