@@ -22,6 +22,7 @@ import json
 import math
 import os
 import re
+import time
 import weakref
 from collections.abc import Callable, Generator, Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
@@ -40,9 +41,12 @@ from turnwise.log.records import (
     LedgerEntry,
     RunDirectoryError,
     checked,
+    event_row,
     ledger_entry,
+    number_row,
     obj,
     read_lines,
+    step_row,
 )
 from turnwise.types import Episode, Json
 
@@ -102,7 +106,7 @@ class RunReader:
 
     def rows(self, name: str) -> list[dict[str, Json]]:
         """The rows of metrics.jsonl or timings.jsonl as they were written."""
-        return read_lines(self.path / name, _numbers)
+        return read_lines(self.path / name, number_row)
 
     def curve(self, name: str) -> tuple[list[int], list[float]]:
         """Steps and finite values of one metric."""
@@ -116,7 +120,7 @@ class RunReader:
         return read_lines(self.path / "ledger.jsonl", lambda row: checked(LedgerEntry(**row)))
 
     def events(self) -> list[dict[str, Json]]:
-        return read_lines(self.path / "events.jsonl", _event)
+        return read_lines(self.path / "events.jsonl", event_row)
 
     def summary(self) -> dict[str, Json]:
         return self._whole("summary.json", _summary)
@@ -385,27 +389,6 @@ class _Seconds:
     env: tuple[float, ...]
 
 
-def _numbers(row: dict[str, Json]) -> dict[str, Json]:
-    """A row of metrics: a step, and numbers by name."""
-    if not isinstance(row.get("not_finite", {}), dict):
-        raise ValueError(f"not_finite has names, got {row['not_finite']!r:.80}")
-    for name, value in _stepped(row).items():
-        known = value is None or type(value) in (int, float)
-        if name != "not_finite" and not (known and math.isfinite(value or 0)):
-            raise ValueError(f"{name} is a number, got {value!r:.80}")
-    return row
-
-
-def _stepped(row: dict[str, Json]) -> dict[str, Json]:
-    if type(row["step"]) is not int:
-        raise ValueError(f"a row has a step, got {row!r:.80}")
-    return row
-
-
-def _event(row: dict[str, Json]) -> dict[str, Json]:
-    return row | {"kind": str(row["kind"]), "message": str(row["message"])}
-
-
 def _summary(data: Json) -> dict[str, Json]:
     """What a run came to, its evaluations with all their fields."""
 
@@ -438,7 +421,7 @@ def _size_up_to(path: Path, step: int) -> int:
     content = path.read_bytes()
     kept = content.count(b"\n")
     try:
-        for number, row in read_json_lines(path, lambda row: _stepped(obj(row)), torn=True):
+        for number, row in read_json_lines(path, lambda row: step_row(obj(row)), torn=True):
             if row["step"] > step:
                 kept = number - 1
                 break
@@ -511,11 +494,33 @@ def _drop_locks() -> None:
 os.register_at_fork(after_in_child=_drop_locks)
 
 
+LOCK_TRIES = 5
+"""At taking the lock, a twentieth of a second apart: a reader may hold it for a moment."""
+
+
+def has_writer(path: Path) -> bool | None:
+    """Whether a process writes this run directory now; None where that cannot be found out."""
+    try:
+        with (path / "lock").open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            return False
+    except FileNotFoundError:
+        return False
+    except BlockingIOError:
+        return True
+    except OSError:  # no right to read it, or a file system without locks
+        return None
+
+
 def _lock(path: Path) -> TextIO:
     file = (path / "lock").open("a+", encoding="utf-8")
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
+    for _ in range(LOCK_TRIES):
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            break
+        except OSError:
+            time.sleep(0.05)
+    else:
         file.seek(0)
         owner = file.read().strip() or "unknown"
         file.close()
