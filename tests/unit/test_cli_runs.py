@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -181,7 +182,8 @@ def test_a_resumed_run_plots_all_steps_and_the_end_names_what_comes_next(tmp_pat
     checkpoint = path / "checkpoints/step_000004"
     sink.handle(RunEnded(path=path, seconds=1.0, checkpoint=checkpoint))
     shown = out.getvalue()
-    assert "1..4" in shown
+    axis = shown.partition("rollout/success by step")[2]
+    assert re.search(r"[+\u2514]1[-\u2500]+4", axis), axis
     for wanted in (
         f"report: {path}/report.html",
         f"checkpoint: {checkpoint}",

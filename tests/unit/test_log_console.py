@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from turnwise.config.schema import Config, TrainConfig
-from turnwise.log.console import ConsoleSink, sparkline, text_plot
+from turnwise.log.console import ConsoleSink, sparkline
 from turnwise.log.events import Evaluated, Notice, RunEnded, RunStarted, StepDone
 
 BEFORE = Evaluated(
@@ -101,8 +101,19 @@ def test_a_run_that_stops_early_is_not_called_done() -> None:
 
 
 @pytest.mark.parametrize("values", [[1.0], [2.0] * 7, [float(i) for i in range(1000)]])
-def test_plots_of_any_length(values: list[float]) -> None:
+def test_sparklines_of_any_length(values: list[float]) -> None:
     assert 1 <= len(sparkline(values)) <= 50
-    lines = text_plot(values, unicode=False).splitlines()
-    assert len(lines) == 10
-    assert max(map(len, lines)) <= 6 + 2 + 60
+
+
+def test_the_table_at_the_end_fits_eighty_columns() -> None:
+    out = io.StringIO()
+    worst = Evaluated(
+        step=0, label="baseline", episodes=256, success=(0.9, 1.0, 1.0), reward=(-0.5, -0.4, -0.3),
+        player="best blind player",
+    )  # fmt: skip
+    sink = ConsoleSink(out)
+    sink.handle(
+        RunEnded(path=Path("r"), seconds=1.0, before=BEFORE, after=AFTER, baselines=(worst,))
+    )
+    assert "best blind player" in out.getvalue()
+    assert "-0.400 [-0.500, -0.300]" in out.getvalue()

@@ -85,6 +85,8 @@ def raises(situation): return {}["key"]
     "noprompt.jsonl": '{"question": "2+2"}\n{"question": "3"}\n',
     "models/qwen/config.json": "{}",
     "empty/keep": "",
+    "kept/lake/config.yaml": "seed: 1\n",
+    "kept/torn/config.yaml": "train: {max_tun: 3}\n",
     "notes.txt": "hello",
 }
 
@@ -244,6 +246,10 @@ MISTAKES = (
     Mistake("config show frozen_lak", ("did you mean frozen_lake?",)),
     Mistake("config keys trian", ("there is no key trian; did you mean train",)),
     Mistake("doctor empty", ("empty is not a run directory",)),
+    Mistake("watch runs/none", ("runs/none is not a run directory", "give a folder of runs/")),
+    Mistake("watch kept", ("kept is not a run directory", "the newest is kept/")),
+    Mistake("watch kept/torn", ("kept/torn is not a run directory", "Did you mean train.max_turn")),
+    Mistake("watch kept/lake --stay", ("--stay needs a terminal",)),
     Mistake("serve-env nope", ("no environment is called 'nope'", "did you mean")),
 )
 

@@ -16,6 +16,7 @@ from turnwise.config import ConfigError, ConfigWarning
 
 COMMANDS = {
     "train": "turnwise.cli.train",
+    "watch": "turnwise.cli.watch",
     "eval": "turnwise.cli.eval",
     "rollout": "turnwise.cli.rollout",
     "play": "turnwise.cli.play",

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import BinaryIO
 
 from turnwise.inspect.folder import MAX_LINE, RunFolder, Skips, lines, take
-from turnwise.log.store import metric_row
+from turnwise.log.records import number_row
 from turnwise.types import Json
 
 MAX_ANSWER = 4 * 1024 * 1024
@@ -72,7 +72,7 @@ def read_all(
 
 def numbers(row: dict[str, Json]) -> dict[str, Json]:
     """A row of metrics without what is said of values that were not finite: they are null."""
-    return {key: value for key, value in metric_row(row).items() if key != "not_finite"}
+    return {key: value for key, value in number_row(row).items() if key != "not_finite"}
 
 
 def _resume(file: BinaryIO, after: str) -> tuple[int, bool]:

@@ -12,8 +12,8 @@ from turnwise.inspect.runs import Run, Runs, stamp
 from turnwise.json_lines import UNREADABLE
 from turnwise.log.doctor import diagnose, make_chart
 from turnwise.log.outcome import stored_outcome
-from turnwise.log.records import LedgerEntry, checked
-from turnwise.log.store import event_row, merge_rows, metric_row
+from turnwise.log.records import LedgerEntry, checked, event_row, number_row
+from turnwise.log.store import merge_rows
 from turnwise.types import Json
 
 LIST_SECONDS = 0.4
@@ -131,7 +131,7 @@ def examine(run: Run, skips: Skips, errors: Errors) -> None:
     events = run.folder.rows("events.jsonl", event_row, skips)
     chart = make_chart(
         config,
-        run.folder.rows("metrics.jsonl", metric_row, skips),
+        run.folder.rows("metrics.jsonl", number_row, skips),
         _ledger(run, skips),
         events,
         run.summary(skips),

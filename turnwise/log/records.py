@@ -150,6 +150,29 @@ def obj(value: Any) -> dict[str, Json]:
     return cast(dict[str, Json], value)
 
 
+def number_row(row: dict[str, Json]) -> dict[str, Json]:
+    """A row of metrics: a step, and numbers by name."""
+    if not isinstance(row.get("not_finite", {}), dict):
+        raise ValueError(f"not_finite has names, got {row['not_finite']!r:.80}")
+    for name, value in step_row(row).items():
+        known = value is None or type(value) in (int, float)
+        if name != "not_finite" and not (known and math.isfinite(value or 0)):
+            raise ValueError(f"{name} is a number, got {value!r:.80}")
+    return row
+
+
+def step_row(row: dict[str, Json]) -> dict[str, Json]:
+    """The row, which has a step."""
+    if type(row["step"]) is not int:
+        raise ValueError(f"a row has a step, got {row!r:.80}")
+    return row
+
+
+def event_row(row: dict[str, Json]) -> dict[str, Json]:
+    """A row of events.jsonl: a kind and a message at least."""
+    return row | {"kind": str(row["kind"]), "message": str(row["message"])}
+
+
 def checked(value: "D") -> "D":
     """The value, once every field has been found to be what its type says: files are edited, and
     what reads them computes.

@@ -41,9 +41,12 @@ from turnwise.log.records import (
     LedgerEntry,
     RunDirectoryError,
     checked,
+    event_row,
     ledger_entry,
+    number_row,
     obj,
     read_lines,
+    step_row,
 )
 from turnwise.types import Episode, Json
 
@@ -103,7 +106,7 @@ class RunReader:
 
     def rows(self, name: str) -> list[dict[str, Json]]:
         """The rows of metrics.jsonl or timings.jsonl as they were written."""
-        return read_lines(self.path / name, metric_row)
+        return read_lines(self.path / name, number_row)
 
     def curve(self, name: str) -> tuple[list[int], list[float]]:
         """Steps and finite values of one metric."""
@@ -387,28 +390,6 @@ class _Seconds:
     env: tuple[float, ...]
 
 
-def metric_row(row: dict[str, Json]) -> dict[str, Json]:
-    """A row of metrics: a step, and numbers by name."""
-    if not isinstance(row.get("not_finite", {}), dict):
-        raise ValueError(f"not_finite has names, got {row['not_finite']!r:.80}")
-    for name, value in _stepped(row).items():
-        known = value is None or type(value) in (int, float)
-        if name != "not_finite" and not (known and math.isfinite(value or 0)):
-            raise ValueError(f"{name} is a number, got {value!r:.80}")
-    return row
-
-
-def _stepped(row: dict[str, Json]) -> dict[str, Json]:
-    if type(row["step"]) is not int:
-        raise ValueError(f"a row has a step, got {row!r:.80}")
-    return row
-
-
-def event_row(row: dict[str, Json]) -> dict[str, Json]:
-    """A row of events.jsonl, its kind and message as text."""
-    return row | {"kind": str(row["kind"]), "message": str(row["message"])}
-
-
 def summary_of(data: Json) -> dict[str, Json]:
     """What a run came to, its evaluations with all their fields."""
 
@@ -441,7 +422,7 @@ def _size_up_to(path: Path, step: int) -> int:
     content = path.read_bytes()
     kept = content.count(b"\n")
     try:
-        for number, row in read_json_lines(path, lambda row: _stepped(obj(row)), torn=True):
+        for number, row in read_json_lines(path, lambda row: step_row(obj(row)), torn=True):
             if row["step"] > step:
                 kept = number - 1
                 break
@@ -518,7 +499,7 @@ def is_locked(file: BinaryIO) -> bool:
     """True if a process writes the run whose lock file this is."""
     try:
         fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except OSError:
+    except BlockingIOError:
         return True
     fcntl.flock(file, fcntl.LOCK_UN)
     return False
@@ -535,6 +516,17 @@ def _taken(file: TextIO) -> bool:
             continue
         return True
     return False
+
+
+def has_writer(path: Path) -> bool | None:
+    """Whether a process writes this run directory now; None where that cannot be found out."""
+    try:
+        with (path / "lock").open("rb") as file:
+            return is_locked(file)
+    except FileNotFoundError:
+        return False
+    except OSError:  # no right to read it, or a file system without locks
+        return None
 
 
 def _lock(path: Path) -> TextIO:
