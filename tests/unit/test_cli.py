@@ -44,6 +44,7 @@ def test_help_lists_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
 FIRST_ARGUMENTS = {
     "train": "--resume",
     "watch": "RUN",
+    "inspect": "RUNS",
     "eval": "--player",
     "rollout": "--out",
     "play": "--seed",
