@@ -33,10 +33,6 @@ def report(
             known = reader.steps()
             raise RunDirectoryError(
                 f"{run} has no stored episodes of step {unknown[0]}; it has "
-                + (
-                    f"{known[0]} to {known[-1]}"
-                    if known
-                    else "none (log.episodes_every)"
-                )
+                + (f"{known[0]} to {known[-1]}" if known else "none (log.episodes_every)")
             )
         print(write_report(reader, episodes=episodes, steps=step))
