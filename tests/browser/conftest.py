@@ -13,6 +13,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 from lake_runs import lake_run, odd_run
 from tabs import CHROMIUM, PATIENCE, Keep, Open, Tab
 
+from turnwise.config.schema import Config
+from turnwise.evaluate.evaluation import PolicyPlayer
 from turnwise.inspect.server import InspectServer
 
 
@@ -33,19 +35,29 @@ def browser() -> Generator[Any]:
 
 
 @pytest.fixture(scope="session")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with two runs that can be compared and one with hostile texts."""
+def runs(browser: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with two runs that can be compared and one with hostile texts. Without a browser
+    there is nothing to make them for."""
     folder = tmp_path_factory.mktemp("runs")
     lake_run(folder, "lake-bi-level", steps=12, skill=0.16)
     lake_run(folder, "lake-grpo", steps=12, skill=0.1, seed=1)
+    (folder / "lake-bi-level" / "checkpoints" / "step_000012").mkdir(parents=True)
     odd_run(folder)
     return folder
 
 
 @pytest.fixture(scope="session")
 def server(runs: Path, tmp_path_factory: pytest.TempPathFactory) -> Generator[InspectServer]:
-    with InspectServer([runs], cache=tmp_path_factory.mktemp("cache")) as started:
+    cache = tmp_path_factory.mktemp("cache")
+    with InspectServer([runs], cache=cache, load_policy=small_policy) as started:
         yield started
+
+
+def small_policy(config: Config, run: Path, name: str) -> PolicyPlayer:
+    """The embedded model in place of a checkpoint: a run made by hand has none."""
+    from turnwise.cli.load_player import load_policy
+
+    return load_policy(config, name=name)
 
 
 @pytest.fixture(scope="session")

@@ -50,7 +50,13 @@ class LakeRun:
         config = Config.model_validate(
             {
                 "seed": seed,
-                "env": {"name": "frozen_lake", "max_turn": MAX_TURNS},
+                "model": {"embedded": {"warmstart_episodes": 20, "num_layers": 1}},
+                "rollout": {"max_response_tokens": 4},
+                "env": {
+                    "name": "frozen_lake",
+                    "max_turn": MAX_TURNS,
+                    "format": {"style": "raw", "think": False, "max_actions_per_turn": 1},
+                },
                 "train": {"steps": steps, "lr": 2e-4 * (1 + seed)},
                 "algo": {"name": "bi_level_gae" if seed == 0 else "grpo"},
             }

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import turnwise
-from turnwise.cli.play import show_tools, written_call
+from turnwise.cli.play import show_tools
 from turnwise.config.base import run_config
 from turnwise.config.schema import EnvConfig
 from turnwise.envs.adapters import as_env
@@ -17,6 +17,7 @@ from turnwise.envs.base import hint_of
 from turnwise.envs.tools.calls import make_tool, parse_tool_calls, run_tool
 from turnwise.envs.tools.sample import random_reply, random_value
 from turnwise.evaluate.baselines import find_baselines
+from turnwise.evaluate.person import written_call
 from turnwise.train.warmstart import build_embedded
 from turnwise.types import Message
 from turnwise.user_code import name_of

@@ -6,11 +6,15 @@ import secrets
 import signal
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from turnwise.cli.args import fail, told_shortly
+from turnwise.config import Config
+
+if TYPE_CHECKING:
+    from turnwise.evaluate.evaluation import PolicyPlayer
 
 
 def register(app: typer.Typer) -> None:
@@ -82,7 +86,6 @@ def _episode(text: str | None) -> tuple[str, int, int] | None:
 
 
 def _serve(roots: list[Path], *, host: str, port: int, browse: bool, envs: list[str]) -> None:
-    from turnwise.inspect.play import Games
     from turnwise.inspect.server import InspectServer
     from turnwise.serve.http import is_loopback
 
@@ -93,8 +96,9 @@ def _serve(roots: list[Path], *, host: str, port: int, browse: bool, envs: list[
     if token is None and not is_loopback(host):
         token = secrets.token_urlsafe(24)
     try:
-        games = Games(envs)
-        server = InspectServer(roots, games=games, host=host, port=port, token=token)
+        server = InspectServer(
+            roots, host=host, port=port, token=token, envs=envs, load_policy=_policy
+        )
     except OSError as error:
         fail(f"cannot listen on {host}:{port}: {error}; choose another --port")
     url = f"{server.url}/" + (f"?token={token}" if token else "")
@@ -107,6 +111,13 @@ def _serve(roots: list[Path], *, host: str, port: int, browse: bool, envs: list[
             server.wait()
     except KeyboardInterrupt:
         print("stopping")
+
+
+def _policy(config: Config, run: Path, name: str) -> "PolicyPlayer":
+    """The policy of a run's last checkpoint."""
+    from turnwise.cli.load_player import load_policy
+
+    return load_policy(config, run=run, name=name)
 
 
 def _open(url: str) -> None:

@@ -1,6 +1,7 @@
 """Loads a player by name: random, scripted, behind an endpoint, or a policy from a run, a
 checkpoint or a model."""
 
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -8,7 +9,7 @@ from typing import Any
 from turnwise.config.schema import Config
 from turnwise.evaluate.baselines import ExpertPlayer
 from turnwise.evaluate.evaluation import PolicyPlayer
-from turnwise.evaluate.players import ChatPlayer, Player, RandomPlayer, ScriptedPlayer
+from turnwise.evaluate.players import Player, RandomPlayer, ScriptedPlayer, chat_player
 from turnwise.rollout.speakers import PlayerError
 from turnwise.user_code import UnknownNameError, load_named
 
@@ -32,7 +33,7 @@ def load_player(spec: str, config: Config) -> Player:
                 f"{error}; a script is called with a Situation and returns text"
             ) from error
     if kind == "openai" and rest:
-        return _chat_player(rest, config)
+        return chat_player(rest, config, api_key=os.environ.get("OPENAI_API_KEY"))
     raise PlayerError(
         f"unknown player {spec!r}; players are random, expert, script:FILE.py:FUNCTION (or "
         "script:MODULE:FUNCTION) and openai:URL#MODEL, or name a run directory or a model"
@@ -78,7 +79,7 @@ def load_policy(
         max_context=config.rollout.max_context,
         deterministic=config.train.deterministic,
     )
-    return PolicyPlayer(generator=generator, tokenizer=tokenizer, name=name)
+    return PolicyPlayer(generator=generator, tokenizer=tokenizer, name=name, model=sampler)
 
 
 def _trained(run: Path) -> Path:
@@ -103,26 +104,3 @@ def _trained(run: Path) -> Path:
     if torn:
         print(f"WARNING: using {checkpoint.path}", file=sys.stderr)
     return checkpoint.model
-
-
-def _chat_player(where: str, config: Config) -> ChatPlayer:
-    import os
-
-    from turnwise.generate.openai import ChatClient
-    from turnwise.rollout.proxy import sampling_for
-
-    url, _, model = where.partition("#")
-    if not model:
-        raise PlayerError(
-            f"openai:{where} names no model; write openai:URL#MODEL, as in openai:{url}#qwen3"
-        )
-    try:
-        client = ChatClient(
-            url,
-            model=model,
-            api_key=os.environ.get("OPENAI_API_KEY"),
-            timeout=config.rollout.generate_timeout,
-        )
-    except ValueError as error:
-        raise PlayerError(str(error)) from error
-    return ChatPlayer(model, client, sampling_for(config.rollout, "val"))

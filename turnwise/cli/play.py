@@ -1,8 +1,6 @@
 """`turnwise play NAME`: a person plays an environment in the terminal."""
 
 import contextlib
-import json
-import shlex
 import sys
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
@@ -68,6 +66,7 @@ class Person:
     name: str = "person"
 
     async def reply(self, situation: "Situation") -> "Message":
+        from turnwise.evaluate.person import written_call
         from turnwise.rollout.speakers import PlayerError
         from turnwise.types import Message
 
@@ -112,7 +111,7 @@ def play_game(config: Config, *, seed: int, split: str, as_model: bool) -> "Epis
             episode_id="play",
             max_turn=limit,
         )
-        (episode,) = proxy.play_these([plan])
+        (episode,) = proxy.play_these([plan], progress=False)
     except PlayerError as error:
         if not isinstance(error.__cause__, GaveUp):
             raise
@@ -147,41 +146,6 @@ def _kind(schema: "Mapping[str, Any]") -> str:
     )
 
 
-def written_call(text: str, tools: "Sequence[Mapping[str, Any]]") -> str:
-    """The call in a model's format if the text is a tool's name with arguments; else the text.
-
-    Example:
-        >>> stock = {"function": {"name": "stock", "parameters": {}}}
-        >>> written_call("stock item=apples", [stock])
-        '<tool_call>{"name": "stock", "arguments": {"item": "apples"}}</tool_call>'
-        >>> written_call("three apples", [stock])
-        'three apples'
-    """
-    name, _, rest = text.partition(" ")
-    if name not in [tool["function"]["name"] for tool in tools]:
-        return text
-    arguments: dict[str, Any] = {}
-    if rest.strip().startswith("{"):
-        try:
-            arguments = json.loads(rest)
-        except ValueError:
-            return text
-    else:
-        try:
-            words = shlex.split(rest)
-        except ValueError:  # an open quote
-            return text
-        for word in words:
-            key, equals, value = word.partition("=")
-            if not equals:
-                return text
-            try:
-                arguments[key] = json.loads(value)
-            except ValueError:
-                arguments[key] = value
-    return f"<tool_call>{json.dumps({'name': name, 'arguments': arguments})}</tool_call>"
-
-
 def show_turn(turn: "Turn") -> None:
     """Prints the messages and the reward of a turn."""
     for message in turn.messages:
@@ -198,6 +162,7 @@ def _ask(actions: Sequence[str] | None, form: "FormatConfig", *, as_model: bool)
             list actions.
     """
     from turnwise.envs.actions import write_reply
+    from turnwise.evaluate.person import write_actions
 
     if as_model or actions is None:
         text = _line("your reply> ")
@@ -218,12 +183,7 @@ def _ask(actions: Sequence[str] | None, form: "FormatConfig", *, as_model: bool)
     if text is None or text == "q":
         return None
     numbered = text.isdigit() and not _are_numbers(actions) and int(text) < len(actions)
-    pieces = (
-        [actions[int(text)]]
-        if numbered
-        else [piece.strip() for piece in text.split(form.action_sep)]
-    )
-    return write_reply(pieces, form)
+    return write_actions(actions[int(text)] if numbered else text, form)
 
 
 def _choices(actions: Sequence[str]) -> str:

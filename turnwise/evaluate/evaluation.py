@@ -30,6 +30,9 @@ class PolicyPlayer:
     generator: Generator
     tokenizer: Any
     name: str = "policy"
+    model: Any = None
+    """The network, where it is in this process: the inspector asks it what else it could have
+    said."""
 
 
 def evaluate(

@@ -16,7 +16,7 @@ from turnwise.generate.openai import ChatClient
 from turnwise.procs.threads import DaemonThreads
 from turnwise.rollout.agents import Agent
 from turnwise.rollout.outputs import EnvInput
-from turnwise.rollout.proxy import AgentProxy
+from turnwise.rollout.proxy import AgentProxy, sampling_for
 from turnwise.rollout.speakers import PlayerError
 from turnwise.seeding import derive_seed
 from turnwise.types import Completion, Episode, Json, Message, Turn
@@ -122,6 +122,25 @@ class ChatPlayer:
 
     async def reply(self, situation: Situation) -> Message:
         return await self.client.chat(situation.messages, self.sampling, situation.tools)
+
+
+def chat_player(where: str, config: Config, *, api_key: str | None) -> ChatPlayer:
+    """The player behind URL#MODEL.
+
+    Raises:
+        PlayerError: that is no such address.
+    """
+    url, _, model = where.partition("#")
+    if not model:
+        raise PlayerError(
+            f"openai:{where} names no model; write openai:URL#MODEL, as in openai:{url}#qwen3"
+        )
+    try:
+        timeout = config.rollout.generate_timeout
+        client = ChatClient(url, model=model, api_key=api_key, timeout=timeout)
+    except ValueError as error:
+        raise PlayerError(str(error)) from error
+    return ChatPlayer(model, client, sampling_for(config.rollout, "val"))
 
 
 @dataclass(kw_only=True, slots=True)

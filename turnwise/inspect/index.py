@@ -12,14 +12,14 @@ import sqlite3
 import tempfile
 import threading
 import time
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from turnwise.inspect.folder import RunFolder, Skips, StepFile, step_name
-from turnwise.inspect.rows import EpisodeRow, read_rows
+from turnwise.inspect.rows import EpisodeRow, read_rows, shown_row
 from turnwise.types import Json
 
 VERSION = 1
@@ -31,7 +31,7 @@ _TABLES = """
 CREATE TABLE IF NOT EXISTS files(split TEXT, step INTEGER, size INTEGER, changed INTEGER,
     episodes INTEGER, skipped TEXT, PRIMARY KEY(split, step));
 CREATE TABLE IF NOT EXISTS episodes(key INTEGER PRIMARY KEY, split TEXT, step INTEGER, row INTEGER,
-    start INTEGER, id TEXT, "group" INTEGER, "index" INTEGER, env TEXT, task TEXT, status TEXT,
+    start INTEGER, id TEXT, "group" INTEGER, member INTEGER, env TEXT, task TEXT, status TEXT,
     error TEXT, success INTEGER, reward REAL, turns INTEGER, tokens INTEGER,
     contexts INTEGER, first TEXT);
 CREATE UNIQUE INDEX IF NOT EXISTS places ON episodes(split, step, row);
@@ -174,7 +174,7 @@ class EpisodeIndex:
             ]
             page = keys[query.offset : query.offset + query.limit]
             found = {row["key"]: row for row in _select(database, page)}
-        return len(keys), [_shown(found[key]) for key in page if key in found]
+        return len(keys), [shown_row(found[key]) for key in page if key in found]
 
     def counts(self, column: str, *, split: str, step: int | None) -> dict[str, int]:
         """How many episodes have each value of `status` or `env`."""
@@ -301,8 +301,3 @@ def _select(database: sqlite3.Connection, keys: Sequence[int]) -> list[dict[str,
         query = f"SELECT {columns} FROM episodes WHERE key IN ({', '.join('?' * len(part))})"
         found += [dict(zip(names, row, strict=True)) for row in database.execute(query, part)]
     return found
-
-
-def _shown(row: Mapping[str, Json]) -> dict[str, Json]:
-    data = {name: value for name, value in row.items() if name not in ("key", "start")}
-    return data | {"success": None if row["success"] is None else bool(row["success"])}

@@ -153,7 +153,7 @@ def outcome(run: Run, skips: Skips) -> list[dict[str, Json]]:
     if not summary:
         rows = merge_rows(read_all(run.folder, "metrics.jsonl", skips))
         summary = stored_outcome(rows)
-    stored = [
+    stored: list[dict[str, Json]] = [
         *(summary[label] for label in ("before", "after") if summary.get(label)),
         *(summary.get("baselines") or []),
     ]

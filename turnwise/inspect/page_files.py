@@ -53,6 +53,14 @@ def single_page(data: Json, *, title: str) -> str:
     Args:
         data: by the url that the page asks for.
     """
+    head, tail = _shell()
+    head = re.sub(r"<title>.*?</title>", lambda _: f"<title>{escape(title)}</title>", head)
+    return f'{head}<script type="application/json" id="data">{_inert(data)}</script>\n{tail}'
+
+
+@cache
+def _shell() -> tuple[str, str]:
+    """The page before its data and after it."""
     page = page_file("index.html").decode()
     hashes: dict[str, list[str]] = {"script": [], "style": []}
 
@@ -68,7 +76,6 @@ def single_page(data: Json, *, title: str) -> str:
         return inline("script", text)
 
     page = _SHEET.sub(lambda found: inline("style", page_file(found[1]).decode()), page)
-    block = f'<script type="application/json" id="data">{_inert(data)}</script>\n'
     first = _SCRIPT.search(page)
     assert first is not None
     head, tail = page[: first.start()], _SCRIPT.sub(script, page[first.start() :])
@@ -76,10 +83,8 @@ def single_page(data: Json, *, title: str) -> str:
         f"default-src 'none'; script-src {' '.join(hashes['script'])}; "
         f"style-src {' '.join(hashes['style'])}; img-src data:; base-uri 'none'; form-action 'none'"
     )
-    head = re.sub(r"<title>.*?</title>", lambda _: f"<title>{escape(title)}</title>", head)
     meta = f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
-    head = head.replace('<meta charset="utf-8">', f'<meta charset="utf-8">\n{meta}', 1)
-    return head + block + tail
+    return head.replace('<meta charset="utf-8">', f'<meta charset="utf-8">\n{meta}', 1), tail
 
 
 @cache

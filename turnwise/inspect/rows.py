@@ -23,7 +23,8 @@ class EpisodeRow(NamedTuple):
     """Where that line starts, in bytes."""
     id: str
     group: int
-    index: int
+    member: int
+    """Which of its group."""
     env: str
     task: str
     status: str
@@ -36,9 +37,15 @@ class EpisodeRow(NamedTuple):
     first: str
 
     def to_json(self, split: str, step: int) -> dict[str, Json]:
-        data = self._asdict()
-        del data["start"]
-        return {"split": split, "step": step, **data}
+        return shown_row({"split": split, "step": step, **self._asdict()})
+
+
+def shown_row(row: Mapping[str, Json]) -> dict[str, Json]:
+    """The row as the page takes it."""
+    names = {"member": "index"}
+    hidden = ("start", "key")
+    data = {names.get(name, name): value for name, value in row.items() if name not in hidden}
+    return data | {"success": None if row["success"] is None else bool(row["success"])}
 
 
 def read_rows(
@@ -75,7 +82,7 @@ def episode_row(data: Mapping[str, Json], line: Line) -> tuple[EpisodeRow, str]:
         start=line.start,
         id=clean(data["id"]),
         group=_whole(data["group_id"]),
-        index=_whole(data["index"]),
+        member=_whole(data["index"]),
         env=clean(data["tag"]),
         task=clean(task["id"]),
         status=Status(data["status"]).value,

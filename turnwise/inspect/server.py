@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import sqlite3
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -18,7 +18,7 @@ from turnwise.envs.wire import decode
 from turnwise.inspect.answers import Answers
 from turnwise.inspect.folder import InspectError
 from turnwise.inspect.page_files import PAGE_TYPES, page_file
-from turnwise.inspect.play import Games
+from turnwise.inspect.play import Games, LoadPolicy
 from turnwise.inspect.security import HEADERS, Guard
 from turnwise.inspect.wire import to_bytes
 from turnwise.procs.threads import DaemonThreads
@@ -37,7 +37,8 @@ class InspectServer:
 
     Args:
         roots: run directories, or folders of them.
-        games: what can be played; None: nothing.
+        envs: environments of the user's own that may be played.
+        load_policy: loads the policy of a run, to watch it; None: nothing can be played.
         token: needed beyond this machine.
     """
 
@@ -45,7 +46,8 @@ class InspectServer:
         self,
         roots: list[Path],
         *,
-        games: Games | None = None,
+        envs: Sequence[str] = (),
+        load_policy: LoadPolicy | None = None,
         host: str = "127.0.0.1",
         port: int = 0,
         token: str | None = None,
@@ -54,9 +56,9 @@ class InspectServer:
         listener, self.url = listen(host, port, token=token)
         self._guard = Guard(token, port=listener.getsockname()[1])
         self.answers = Answers(roots, cache=cache)
-        self._games = games
-        if games is not None:
-            games.runs = self.answers.found
+        self._games: Games | None = None
+        if load_policy is not None:
+            self._games = Games(self.answers.found, envs, load_policy=load_policy)
         self._threads = DaemonThreads(WORKERS, "turnwise-inspect")
         app = Starlette(routes=self._routes(), exception_handlers={HTTPException: _no_such_page})
         self._server = HttpServer(

@@ -126,7 +126,7 @@ class RunReader:
         return self._whole("summary.json", summary_of)
 
     def pieces(self) -> dict[int, str]:
-        """Token id -> its text, for the ids that occur in the stored credit."""
+        """Token id -> its text, for the ids that occur in the stored episodes."""
         return self._whole(
             "pieces.json", lambda data: {int(key): str(text) for key, text in obj(data).items()}
         )
@@ -185,6 +185,9 @@ class RunDirectory(RunReader):
             self._lock.close()
             raise
         self._step = -1
+        self._said: set[int] | None = None
+        """Ids in the stored episodes. None: they have to be read again."""
+        self._pieces: dict[int, str] = {}
 
     @classmethod
     def create(cls, log: LogConfig, config: Config, *, default_name: str = "run") -> "RunDirectory":
@@ -198,7 +201,9 @@ class RunDirectory(RunReader):
         path = _new_folder(root, log.name, default_name)
         _write_whole(path / "config.yaml", _config_text(config))
         remember(_config_text(config))
-        return cls(path)
+        run = cls(path)
+        run._said = set()
+        return run
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> "RunDirectory":
@@ -243,6 +248,8 @@ class RunDirectory(RunReader):
         """Stores the episodes of a step ("step") or of an evaluation ("eval"), seconds apart from
         the rest."""
         episodes = list(episodes)
+        if self._said is not None:
+            self._said |= _ids_of(episodes)
         timeless = (_with_seconds(episode, None) for episode in episodes)
         self._write_step("episodes", split, step, (episode.to_line() for episode in timeless))
         self._write_step(
@@ -268,13 +275,15 @@ class RunDirectory(RunReader):
         self._write_whole("summary.json", json.dumps(_finite_json(summary), indent=2) + "\n")
 
     def write_pieces(self, piece: Callable[[int], str]) -> None:
-        """Stores the text of every token in the stored credit, so that reports need no
-        tokenizer."""
-        ids: set[int] = set()
-        for step in sorted({*self.steps("credit")} & {*self.steps()}):
-            for episode in read_lines(self._file("episodes", "step", step), Episode.from_json):
-                ids.update(token for turn in episode.turns for token in turn.completion.ids)
-        pieces = {str(token): piece(token) for token in sorted(ids)}
+        """Stores the text of every token in the stored episodes, so that who shows them needs no
+        tokenizer. Cheap where nothing is new, so that it can follow every step."""
+        if self._said is None:
+            self._said = self._stored_ids()
+        new = self._said - self._pieces.keys()
+        if not new and (self.path / "pieces.json").is_file():
+            return
+        self._pieces |= {token: piece(token) for token in new}
+        pieces = {str(token): self._pieces[token] for token in sorted(self._pieces)}
         self._write_whole("pieces.json", json.dumps(pieces, ensure_ascii=False) + "\n")
 
     def positions(self) -> dict[str, int]:
@@ -310,6 +319,7 @@ class RunDirectory(RunReader):
                 if (found := _STEP.search(path.stem)) and int(found[0]) > step:
                     path.unlink()
         self._step = step
+        self._said, self._pieces = None, {}
 
     def close(self) -> None:
         """Closes the files and releases the lock. May be called twice."""
@@ -323,6 +333,13 @@ class RunDirectory(RunReader):
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def _stored_ids(self) -> set[int]:
+        ids: set[int] = set()
+        for split in ("step", "eval"):
+            for step in self.steps(split=split):
+                ids |= _ids_of(read_lines(self._file("episodes", split, step), Episode.from_json))
+        return ids
 
     def _append(self, name: str, step: int | None, row: Mapping[str, Json]) -> None:
         line = json.dumps(row, ensure_ascii=False, allow_nan=False)
@@ -341,6 +358,12 @@ class RunDirectory(RunReader):
     def _write_whole(self, name: str, text: str) -> None:
         with _disk_errors(self.path, self._step):
             _write_whole(self.path / name, text)
+
+
+def _ids_of(episodes: Iterable[Episode]) -> set[int]:
+    return {
+        token for episode in episodes for turn in episode.turns for token in turn.completion.ids
+    }
 
 
 def merge_rows(rows: Iterable[Mapping[str, Json]]) -> list[dict[str, float | None]]:

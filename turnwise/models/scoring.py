@@ -161,13 +161,14 @@ def score_states(
 def _plain(
     head: nn.Module, states: Tensor, targets: Tensor, temperature: float, softcap: float | None
 ) -> tuple[Tensor, Tensor]:
-    normalised = torch.log_softmax(_tempered(head(states), temperature, softcap), dim=-1)
+    normalised = torch.log_softmax(at_temperature(head(states), temperature, softcap), dim=-1)
     logprob = normalised.gather(-1, targets[:, None]).squeeze(-1)
     entropy = -(normalised.exp() * normalised.masked_fill(normalised == -torch.inf, 0.0)).sum(-1)
     return logprob, entropy
 
 
-def _tempered(logits: Tensor, temperature: float, softcap: float | None) -> Tensor:
+def at_temperature(logits: Tensor, temperature: float, softcap: float | None) -> Tensor:
+    """Logits of the distribution that is sampled from."""
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     if softcap is not None:
         logits = softcap * torch.tanh(logits / softcap)
@@ -181,7 +182,7 @@ def _forward(
     softcap: float | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """(log-probs, entropies, log-normalisers), [N] each."""
-    tempered = _tempered(logits, temperature, softcap)
+    tempered = at_temperature(logits, temperature, softcap)
     normaliser = torch.logsumexp(tempered, dim=-1)
     normalised = tempered - normaliser[:, None]
     entropy = -(normalised.exp() * normalised.masked_fill(normalised == -torch.inf, 0.0)).sum(-1)
@@ -203,7 +204,7 @@ def _backward(
     With p the probabilities, y the target's one-hot row and E the entropy: d log-prob / d logit = y
     - p, d E / d logit = -p (log p + E); then the chain through temperature and cap.
     """
-    normalised = _tempered(logits, temperature, softcap) - normaliser[:, None]
+    normalised = at_temperature(logits, temperature, softcap) - normaliser[:, None]
     p = normalised.exp()
     if grad_logprob is None:
         grad = torch.zeros_like(p)

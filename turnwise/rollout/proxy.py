@@ -223,10 +223,13 @@ class AgentProxy:
             finally:
                 watch.cancel()
 
-    def play_these(self, plans: Sequence[EpisodePlan]) -> list[Episode]:
-        """`play_plans`; blocks until it is done."""
-        with Progress("playing episodes", total=len(plans)) as progress:
-            return self._loop.run(self.play_plans(plans, on_episode=lambda _: progress.advance()))
+    def play_these(self, plans: Sequence[EpisodePlan], *, progress: bool = True) -> list[Episode]:
+        """`play_plans`; blocks until it is done. Without `progress` nothing is printed meanwhile:
+        a person may take as long as they like."""
+        if not progress:
+            return self._loop.run(self.play_plans(plans))
+        with Progress("playing episodes", total=len(plans)) as shown:
+            return self._loop.run(self.play_plans(plans, on_episode=lambda _: shown.advance()))
 
     async def play_plans(
         self,

@@ -258,6 +258,7 @@ class PPOTrainer:
         self.evaluations.append(event)
         self.run.write_metrics(self.step, result.metrics())
         self.run.write_episodes(self.step, result.episodes, split="eval")
+        self._write_pieces()
         self._emit(event)
         return result
 
@@ -427,7 +428,12 @@ class PPOTrainer:
             self.run.write_episodes(number, result.episodes)
             if log.credit:
                 self.run.write_credit(number, result.credit)
+            self._write_pieces()
         self.run.write_metrics(number, result.metrics)
+
+    def _write_pieces(self) -> None:
+        """Lets the inspector show the tokens of a run that goes on."""
+        self.run.write_pieces(lambda token: self.policy.tokenizer.decode([token]))
 
     def _note_idle(self) -> None:
         limit = self.config.train.max_idle_steps
@@ -521,8 +527,6 @@ class PPOTrainer:
                 "stopped": result.stopped,
             }
         )
-        if self.config.log.credit:
-            self.run.write_pieces(lambda token: self.policy.tokenizer.decode([token]))
         return result
 
     def _facts(self) -> dict[str, str | int]:

@@ -233,12 +233,17 @@ export function Field({ label, children, wide }) {
   return html`<label class=${wide ? "field wide" : "field"}><span>${label}</span>${children}</label>`;
 }
 
-export function Choice({ label, value, options, onChange, wide }) {
-  return html`<${Field} label=${label} wide=${wide}>
-    <select value=${value} onChange=${(event) => onChange(event.target.value)}>
+let lastId = 0;
+
+// The label stands beside the control: around it, the options would be part of its name.
+export function Choice({ label, value, options, onChange }) {
+  const [id] = useState(() => `choice-${(lastId += 1)}`);
+  return html`<div class="field">
+    <label for=${id}>${label}</label>
+    <select id=${id} value=${value} onChange=${(event) => onChange(event.target.value)}>
       ${options.map(([key, text]) => html`<option key=${key} value=${key} selected=${String(key) === String(value)}>${text}</option>`)}
     </select>
-  <//>`;
+  </div>`;
 }
 
 /** One of a few, as a row of buttons. */

@@ -84,14 +84,21 @@ function StartForm({ known, settings, onStart, busy }) {
   const players = known.players || [{ name: "person" }, { name: "random" }, { name: "expert" }];
   const listed = players.filter((one) => !one.name.startsWith("openai:"));
   const refused = players.find((one) => one.name === form.player)?.refused;
+  // A policy plays best what it was trained on.
+  function choosePlayer(player) {
+    const own = players.find((one) => one.name === player)?.env;
+    const env_ = known.envs.some((one) => one.name === own) ? own : form.env;
+    setForm({ ...form, player, env: env_ });
+  }
   return html`<form class="filters start" onSubmit=${(event) => (event.preventDefault(), onStart(form))}>
     <${Choice} label="Environment" value=${form.env} options=${known.envs.map((one) => [one.name, one.name])} onChange=${set("env")} />
-    <${Choice} label="Player" value=${form.player} options=${[...listed.map((one) => [one.name, playerWord(one)]), ["openai", "a model behind an OpenAI API"]]} onChange=${set("player")} />
+    <${Choice} label="Player" value=${form.player} options=${[...listed.map((one) => [one.name, playerWord(one)]), ["openai", "a model behind an OpenAI API"]]} onChange=${choosePlayer} />
     ${form.player === "openai" ? html`<${Field} label="URL#MODEL" wide><input required value=${form.url} placeholder="http://127.0.0.1:8000/v1#model" onInput=${typed("url")} /><//>` : null}
     <${Field} label="Seed"><input type="number" min="0" step="1" value=${form.seed} onInput=${typed("seed")} /><//>
-    <${Field} label="Options" wide><input value=${form.options} placeholder=${asText(env?.options) || "size=4"} onInput=${typed("options")} /><//>
+    <${Field} label="Options" wide><input value=${form.options} placeholder="KEY=VALUE ..." onInput=${typed("options")} /><//>
     <button type="submit" class="primary" disabled=${busy || Boolean(refused)}>Start</button>
     ${env?.summary ? html`<p class="quiet wide">${asText(env.summary)}</p>` : null}
+    ${env?.options ? html`<p class="quiet wide">Options: <span class="mono">${asText(env.options)}</span></p>` : null}
     ${refused ? html`<p class="quiet wide">${asText(refused)}</p>` : null}
   </form>`;
 }

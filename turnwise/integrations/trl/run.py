@@ -240,9 +240,8 @@ class _TRLRun:
                 "checkpoint": str(folder.relative_to(result.path)),
             }
         )
-        if self._config.log.credit:
-            tokenizer = self._trainer._text_tokenizer()
-            self._run.write_pieces(lambda token: tokenizer.decode([token]))
+        tokenizer = self._trainer._text_tokenizer()
+        self._run.write_pieces(lambda token: tokenizer.decode([token]))
         return result
 
     def _labelled(self, label: str) -> Evaluated | None:

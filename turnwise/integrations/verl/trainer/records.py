@@ -95,8 +95,7 @@ class Recorder:
                 else None,
             }
         )
-        if self._credit:
-            self.run.write_pieces(piece)
+        self.run.write_pieces(piece)
 
     def close(self) -> None:
         if self.run is not None:

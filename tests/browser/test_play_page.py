@@ -1,0 +1,70 @@
+"""Games in a real browser: a person plays, and watches a policy play."""
+
+from tabs import Keep, Open, has, says
+
+from turnwise.inspect.server import InspectServer
+
+
+def test_a_person_plays_by_keys_buttons_and_text(
+    server: InspectServer, open_tab: Open, keep: Keep
+) -> None:
+    tab = open_tab(f"{server.url}/#/play")
+    tab.page.get_by_label("Environment").select_option("frozen_lake")
+    tab.page.get_by_label("Seed").fill("3")
+    tab.page.get_by_label("Options").fill("size=4")
+    tab.page.get_by_role("button", name="Start").click()
+    game = tab.page.locator(".game")
+    has(game.locator(".cell"), 16)
+    turns = tab.page.locator("section.turn")
+    tab.page.keyboard.press("ArrowDown")
+    has(turns, 1)
+    game.get_by_role("button", name="right").click()
+    has(turns, 2)
+    tab.page.get_by_label("Your reply").fill("right")
+    tab.page.keyboard.press("Enter")
+    has(turns, 3)
+    says(game, "turn 4")
+    keep(tab, "inspect-play")
+    tab.page.locator("h1").click()  # out of the text field, where arrows move the cursor
+    for played, key in enumerate(("ArrowRight", "ArrowDown", "ArrowDown"), start=4):
+        tab.page.keyboard.press(key)
+        has(turns, played)
+    says(tab.page.locator(".ending"), "Won after 6 turns, reward 1")
+    tab.page.get_by_role("button", name="Another game").click()
+    has(turns, 0)
+    says(game, "turn 1")
+
+
+def test_what_cannot_be_played_is_refused_in_words(server: InspectServer, open_tab: Open) -> None:
+    tab = open_tab(f"{server.url}/#/play")
+    tab.page.get_by_label("Options").fill("size")
+    tab.page.get_by_role("button", name="Start").click()
+    says(tab.page.get_by_role("alert"), "KEY=VALUE")
+    tab.page.get_by_label("Options").fill("size=1000")
+    tab.page.get_by_role("button", name="Start").click()
+    says(tab.page.get_by_role("alert"), "size is from 2 to 16")
+    # The browser notes every answer of 4xx as an error of its own.
+    assert all("422" in problem or "400" in problem for problem in tab.problems)
+    tab.problems.clear()
+
+
+def test_a_policy_is_watched_token_by_token(
+    server: InspectServer, open_tab: Open, keep: Keep
+) -> None:
+    tab = open_tab(f"{server.url}/#/play")
+    tab.page.get_by_label("Player").select_option("run:lake-bi-level")
+    tab.page.get_by_role("button", name="Start").click()
+    tab.page.get_by_role("button", name="Next turn").click()
+    turns = tab.page.locator("section.turn")
+    has(turns, 1)
+    likely = tab.page.locator(".side .alternatives li")
+    assert likely.count() >= 3
+    shares = [float(text.split()[0]) for text in likely.locator(".number").all_text_contents()]
+    assert shares == sorted(shares, reverse=True)
+    assert 0 < sum(shares) <= 101
+    says(tab.page.locator(".legend"), "unlikely")
+    keep(tab, "inspect-watch")
+    tab.page.locator("section.turn .token").first.hover()
+    says(tab.page.locator(".token-card"), "probability")
+    tab.page.get_by_label("play on by itself").check()
+    tab.page.locator(".ending").wait_for()
