@@ -22,6 +22,7 @@ from turnwise.models.packing import RowLayout, packed_passes
 from turnwise.models.scoring import (
     TokenScores,
     chunk_elements,
+    greedy_hits,
     head_of,
     hidden_states,
     token_scores,
@@ -171,6 +172,15 @@ class Policy:
     def score(self, batch: Batch, layout: RowLayout | None = None) -> TokenScores:
         """The policy's log-probs and entropies."""
         return self._score(self.model, batch, layout)
+
+    def score_and_hits(self, batch: Batch, layout: RowLayout) -> tuple[TokenScores, Tensor]:
+        """Log-probs and entropies, and [R] bool: whether each response token is the policy's most
+        likely one."""
+        hidden = hidden_states(trunk_of(self.model), batch, layout.packed)
+        hits = greedy_hits(
+            head_of(self.model), hidden, batch, chunk_elements=self.chunk_elements, layout=layout
+        )
+        return self._token_scores(self.model, hidden, batch, layout), hits
 
     def score_and_value(
         self, batch: Batch, layout: RowLayout | None = None, *, detach: bool = False

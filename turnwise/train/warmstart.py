@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from turnwise.config.schema import Config, EnvConfig
+from turnwise.config.schema import Config, EnvConfig, TrainConfig
 from turnwise.data.batch import Batch, collate
 from turnwise.data.samples import episode_to_samples
 from turnwise.envs.base import EnvError
@@ -25,14 +25,15 @@ from turnwise.rollout.outputs import LmOutput
 from turnwise.rollout.plan import EpisodePlan, env_configs, turn_limit
 from turnwise.rollout.speakers import PlayerError
 from turnwise.seeding import derive_seed
+from turnwise.train.imitation import Imitator, rate_factor, with_all_tokens, with_targets
 from turnwise.types import Completion, Episode, Message, Observation, Turn
 
 logger = logging.getLogger(__name__)
 BATCH_EPISODES = 8
-WARMUP_STEPS, WARMUP_SHARE = 10, 0.05
-"""Minimum number of learning-rate warm-up steps, and their share of all steps."""
-DECAY_SHARE = 0.3
-"""Share of the steps at the end in which the learning rate decays to 0."""
+WARMUP_STEPS = 10
+"""Minimum number of learning-rate warm-up steps."""
+OPTIMIZER = TrainConfig(adam_betas=(0.9, 0.95), packing=False, micro_batch_tokens=2**31)
+"""The whole batch in one pass: the model is small."""
 
 
 def play_randomly(config: Config, tag: str, env_config: EnvConfig, *, count: int) -> list[Episode]:
@@ -172,9 +173,7 @@ def imitate(
     precision = Precision.choose("float32", device=config.train.device)
     policy = Policy(model, tokenizer, precision=precision)
     batch = _collate(episodes, tokenizer)
-    optimizer = torch.optim.AdamW(
-        model.parameters(), lr=settings.warmstart_lr, betas=(0.9, 0.95), weight_decay=0.0
-    )
+    imitator = Imitator(policy, OPTIMIZER, lr=settings.warmstart_lr)
     plan: list[torch.Tensor] = []
     for epoch in range(settings.warmstart_epochs):
         generator = torch.Generator().manual_seed(
@@ -182,25 +181,13 @@ def imitate(
         )
         plan.extend(torch.randperm(batch.num_rows, generator=generator).split(BATCH_EPISODES))
     losses: list[float] = []
-    rising = max(WARMUP_STEPS, WARMUP_SHARE * len(plan))
     with Progress("warm start: imitating, batch", total=len(plan)) as progress:
         for index, rows in enumerate(plan):
-            left = (len(plan) - index) / (DECAY_SHARE * len(plan))
-            rate = settings.warmstart_lr * min(1.0, (index + 1) / rising, left)
-            for group in optimizer.param_groups:
-                group["lr"] = rate
             part = batch.select(rows)
-            if settings.warmstart_observations:
-                part = part.replace(
-                    response_mask=part.attention_mask.bool().index_fill(1, torch.tensor(0), False)
-                )
-            part = part.to(precision.device)
-            loss = -policy.score(part).logprobs.sum() / part.response_mask.sum()
-            optimizer.zero_grad(set_to_none=True)
-            loss.backward()
-            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            optimizer.step()
-            losses.append(loss.item())
+            part = with_all_tokens(part) if settings.warmstart_observations else with_targets(part)
+            factor = rate_factor(index, len(plan), least=WARMUP_STEPS)
+            found = imitator.step(part, factor=factor, where=f"warm start, batch {index}")
+            losses.append(found["loss"])
             progress.advance()
     tail = losses[-max(len(losses) // 10, 1) :]
     return sum(tail) / len(tail)
