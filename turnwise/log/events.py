@@ -22,6 +22,8 @@ class RunStarted:
     """Training steps done before; above 0 where the run was resumed."""
     facts: Mapping[str, Json] = field(default_factory=dict[str, Json])
     """Shown once: the model, its parameters, the device."""
+    steps: int | None = None
+    """Steps of the whole run. None: the config's train.steps."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
