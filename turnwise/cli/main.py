@@ -16,6 +16,7 @@ from turnwise.config import ConfigError, ConfigWarning
 
 COMMANDS = {
     "train": "turnwise.cli.train",
+    "sft": "turnwise.cli.sft",
     "eval": "turnwise.cli.eval",
     "rollout": "turnwise.cli.rollout",
     "play": "turnwise.cli.play",

@@ -20,7 +20,7 @@ from turnwise.log.store import RunReader
 
 EIGHTHS = " \u2581\u2582\u2583\u2584\u2585\u2586\u2587\u2588"
 SECONDS_BETWEEN_LINES = 2.0
-CURVES = ("rollout/success", "rollout/reward")
+CURVES = ("rollout/success", "rollout/reward", "sft/loss")
 """Shown while a run goes on; the first one is plotted at its end."""
 BAR = 16
 """Characters of the bar that stands for 100 %."""
@@ -38,6 +38,9 @@ class ConsoleSink:
         >>> print(out.getvalue().strip())
         WARNING (fallback): single-turn: no environment
     """
+
+    hears_stages = True
+    """The imitation before a run's training is shown too."""
 
     def __init__(self, file: TextIO | None = None, *, console: Console | None = None) -> None:
         self.console = console or Console(file=file, highlight=False, soft_wrap=True)
@@ -75,9 +78,11 @@ class ConsoleSink:
         self._stop()
 
     def _start(self, event: RunStarted) -> None:
-        self._total, self._first = event.config.train.steps, event.first_step
+        steps = event.config.train.steps if event.steps is None else event.steps
+        self._total, self._first = steps, event.first_step
         self._done = event.first_step
         self._started = time.monotonic()
+        self._last_line, self._curves = -math.inf, {}
         self._report = event.config.log.report
         if event.first_step:  # the plot at the end covers all steps
             reader = RunReader(event.path)
@@ -177,7 +182,12 @@ def step_line(event: StepDone, *, total: int, left: float) -> str:
         parts.append(f"success {success:.1%}".replace("%", " %"))
     if (reward := event.metrics.get("rollout/reward")) is not None:
         parts.append(f"reward {reward:.3f}")
-    if (speed := event.metrics.get("time/generated_tokens_per_second")) is not None:
+    if (loss := event.metrics.get("sft/loss")) is not None:
+        parts.append(f"loss {loss:.3f}")
+    if (accuracy := event.metrics.get("sft/token_accuracy")) is not None:
+        parts.append(f"held-out accuracy {accuracy:.1%}".replace("%", " %"))
+    name = "trained" if loss is not None else "generated"
+    if (speed := event.metrics.get(f"time/{name}_tokens_per_second")) is not None:
         parts.append(f"{speed:.0f} tokens/s")
     parts.append(f"{duration(left)} left")
     return "  ".join(parts)

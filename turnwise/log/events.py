@@ -156,9 +156,12 @@ class Sinks:
     sinks: Sequence[Sink]
 
     def hear(self, what: Literal["turns", "episodes"]) -> bool:
-        """Whether a sink asks for these, by an attribute hears_turns or hears_episodes. There are
-        many of them, so nobody else is told."""
-        return any(getattr(sink, f"hears_{what}", False) for sink in self.sinks)
+        """Whether a sink asks for these. There are many of them, so nobody else is told."""
+        return bool(self.that_hear(what))
+
+    def that_hear(self, what: Literal["turns", "episodes", "stages"]) -> list[Sink]:
+        """The sinks that ask for these, by an attribute such as hears_turns."""
+        return [sink for sink in self.sinks if getattr(sink, f"hears_{what}", False)]
 
     def handle(self, event: Event) -> None:
         for sink in self.sinks:

@@ -34,9 +34,14 @@ from turnwise.log.events import (
 from turnwise.log.store import RunDirectory, RunReader
 from turnwise.models.policy import Policy
 from turnwise.procs.stop import Stopped, StopRequest, say_stopping
-from turnwise.train.checkpoint import checkpoint_step, list_checkpoints, write_checkpoint
+from turnwise.train.checkpoint import (
+    Checkpoint,
+    checkpoint_step,
+    list_checkpoints,
+    write_checkpoint,
+)
 from turnwise.train.generators import TrainedGenerator
-from turnwise.train.networks import save_policy
+from turnwise.train.networks import save_adapter, save_policy
 from turnwise.types import Episode, Json
 
 
@@ -94,7 +99,7 @@ class RunTrainer(ABC):
         self._enough = False
         """A callback asked for the end."""
         self.evaluations: list[Evaluated] = []
-        self.step = 0
+        self.step: int = 0
         """Training steps done."""
 
     @property
@@ -110,9 +115,18 @@ class RunTrainer(ABC):
     def _snapshot(self) -> tuple[dict[str, Tensor], dict[str, Json]]:
         """What a checkpoint holds besides the model, the file positions and the evaluations."""
 
-    @abstractmethod
     def _facts(self) -> dict[str, str | int]:
         """Shown when the run starts."""
+        return {
+            "model": self.config.model.path or "embedded",
+            "parameters": sum(parameter.numel() for parameter in self.policy.model.parameters()),
+            "trained": sum(parameter.numel() for parameter in self.policy.parameters()),
+            "device": str(self.policy.precision.device),
+        }
+
+    def _outcome(self) -> dict[str, Json]:
+        """What the summary has besides the evaluations."""
+        return {}
 
     @abstractmethod
     def _close(self) -> None:
@@ -196,6 +210,7 @@ class RunTrainer(ABC):
                 "model": self.config.model.model_dump(mode="json"),
             },
             save_model=save_policy(self.policy),
+            save_adapter=save_adapter(self.policy),
             keep=self.config.checkpoint.keep,
         )
         return self._last_checkpoint
@@ -261,6 +276,19 @@ class RunTrainer(ABC):
             message = f"a callback ended the run after step {self.step}: {stop}"
             self._note(Notice(kind="stopped", message=message, step=self.step, level="info"))
 
+    def _go_on_after(self, checkpoint: Checkpoint) -> None:
+        """Takes over the step and the evaluations of a checkpoint."""
+        self.step = checkpoint.step
+        self.evaluations = [Evaluated.from_json(event) for event in checkpoint.state["evaluations"]]
+        self._note(
+            Notice(
+                kind="resumed",
+                message=f"goes on after step {self.step}",
+                step=self.step,
+                level="info",
+            )
+        )
+
     def _go_on_with(self, config: Config, stored: Config) -> None:
         """Stores the settings that a resumed run goes on with, and says which are new."""
         changed = differences([stored, config])
@@ -297,6 +325,7 @@ class RunTrainer(ABC):
                 if result.checkpoint
                 else None,
                 "stopped": result.stopped,
+                **self._outcome(),
             }
         )
         return result

@@ -19,7 +19,7 @@ from turnwise.envs.base import EnvError
 from turnwise.envs.trust import code_digests
 from turnwise.evaluate import baselines
 from turnwise.evaluate.evaluation import EvalResult, EvaluationError
-from turnwise.log.events import EpisodeDone, Evaluated, Notice, Sink, TurnDone
+from turnwise.log.events import EpisodeDone, Notice, Sink, TurnDone
 from turnwise.log.store import RunReader
 from turnwise.models.memory import planned
 from turnwise.models.policy import Precision
@@ -31,8 +31,14 @@ from turnwise.seeding import derive_seed
 from turnwise.train.base import RunResult, RunTrainer, open_run, refuse_another
 from turnwise.train.checkpoint import Checkpoint, latest_checkpoint
 from turnwise.train.generators import make_generator
-from turnwise.train.networks import build_policy, load_policy_tensors, policy_tensors
+from turnwise.train.networks import (
+    build_policy,
+    imitates_first,
+    load_policy_tensors,
+    policy_tensors,
+)
 from turnwise.train.setup import choose_setting
+from turnwise.train.stages import STAGE, imitate_first
 from turnwise.train.step import StepRecord, training_step
 from turnwise.train.update import Learner, TrainingError
 from turnwise.types import Episode, Json
@@ -60,6 +66,7 @@ class PPOTrainer(RunTrainer):
         if resume is not None and stored is not None:
             refuse_another(config, stored, resume, fixed=FIXED)
         setting = choose_setting(config)
+        self._asked = config
         self.config = setting.config
         self.factories = setting.factories
         self.algorithm = build_algorithm(self.config.algo)
@@ -82,7 +89,8 @@ class PPOTrainer(RunTrainer):
                 self._go_on_with(config, stored)
         except BaseException:
             self.run.close()
-            if resume is None:  # nothing was trained yet; frees the name for the corrected run
+            begun = resume is not None or (self.run.path / STAGE).is_dir()
+            if not begun:  # nothing was trained yet; frees the name for the corrected run
                 shutil.rmtree(self.run.path, ignore_errors=True)
             raise
 
@@ -100,11 +108,16 @@ class PPOTrainer(RunTrainer):
         self.run.truncate_to(-1 if checkpoint is None else checkpoint.state["positions"])
         for notice in notices:
             self._note(notice)
+        initial = self.run.path / "initial_model"
+        imitated = None
+        if imitates_first(config) and not initial.is_dir():
+            imitated = imitate_first(self._asked, initial=initial, sinks=self._sinks)
         self.policy, self._warmstart = build_policy(
             config,
             self.algorithm,
-            initial=self.run.path / "initial_model",
+            initial=initial,
             checkpoint=checkpoint,
+            imitated=imitated,
             say=lambda message: self._note(Notice(kind="embedded", message=message, level="info")),
         )
         if self.plan is not None:
@@ -274,25 +287,16 @@ class PPOTrainer(RunTrainer):
             self.learner.adapt_kl(self.algorithm.kl_target, num_episodes=0)
         self.idle_steps = state["idle_steps"]
         self.normalizer.load_state_dict(state["reward_statistics"])
-        self.step = checkpoint.step
-        self.evaluations = [Evaluated.from_json(event) for event in state["evaluations"]]
         torch.set_rng_state(tensors["torch_rng"])
         old: dict[str, str] = state.get("code", {})
         changed = [file for file in self._code if old.get(file, "") not in ("", self._code[file])]
         if changed:
             message = (
-                f"{', '.join(changed)} changed since step {self.step} was saved; the run goes on "
-                "with the new code, and its earlier evaluations ran the old"
+                f"{', '.join(changed)} changed since step {checkpoint.step} was saved; the run "
+                "goes on with the new code, and its earlier evaluations ran the old"
             )
-            self._note(Notice(kind="code_changed", message=message, step=self.step))
-        self._note(
-            Notice(
-                kind="resumed",
-                message=f"goes on after step {self.step}",
-                step=self.step,
-                level="info",
-            )
-        )
+            self._note(Notice(kind="code_changed", message=message, step=checkpoint.step))
+        self._go_on_after(checkpoint)
 
     def _result(self) -> RunResult:
         result = super()._result()
@@ -302,10 +306,7 @@ class PPOTrainer(RunTrainer):
 
     def _facts(self) -> dict[str, str | int]:
         return {
-            "model": self.config.model.path or "embedded",
-            "parameters": sum(parameter.numel() for parameter in self.policy.model.parameters()),
-            "trained": sum(parameter.numel() for parameter in self.policy.parameters()),
-            "device": str(self.policy.precision.device),
+            **super()._facts(),
             "algorithm": self.algorithm.name,
             "multi_turn": str(self.config.train.multi_turn).lower(),
         }
