@@ -1,6 +1,8 @@
 """Files of JSON as strangers write them: what cannot be read is refused with its file and line."""
 
+import gzip
 import json
+import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
@@ -66,15 +68,18 @@ def read_json_lines(
     path: Path, read: Callable[[Any], T], *, torn: bool = False
 ) -> Iterator[tuple[int, T]]:
     """(number, what `read` makes of it) of every line that is not blank. With `torn` the last line
-    counts only where it is whole.
+    counts only where it is whole. A file whose name ends in .gz is unpacked.
 
     Raises:
         FileError: a line is no JSON, or not of the shape that `read` takes; names the line.
     """
     try:
-        lines = path.read_bytes().split(b"\n")
+        content = path.read_bytes()
+        lines = (gzip.decompress(content) if path.suffix == ".gz" else content).split(b"\n")
     except OSError as error:
         raise FileError(f"{path} cannot be read: {error.strerror or error}") from None
+    except (EOFError, zlib.error) as error:
+        raise FileError(f"{path} cannot be unpacked: {error}") from None
     for number, line in enumerate(lines[:-1] if torn else lines, start=1):
         if not line.strip():
             continue

@@ -98,7 +98,7 @@ def test_the_kernel_equals_attention_row_by_row(heads: tuple[int, int], dim: int
 def test_packing_is_on_by_itself_and_gives_the_padded_gradient(kind: str) -> None:
     exact = gradient(made(kind, dtype="float32", packing=False))
     padded, packed = gradient(made(kind, packing=False)), made(kind)
-    assert packed.packing
+    assert packed.passes.packing
     found = gradient(packed)
     close(found, exact, by=0.05)
     close(found, padded, by=0.05)
@@ -156,8 +156,8 @@ def test_micro_batches_run_without_waiting_for_the_device() -> None:
     learns.policy.train_mode(True)
     with learns.policy.packed():
         # Compiles.
-        learns._loss(learns._micro_batches(rows, packed=True)[0], warming=False)[0].backward()
-        parts = learns._micro_batches(rows, packed=True)
+        learns._loss(learns.passes.micro_batches(rows, packed=True)[0], warming=False)[0].backward()
+        parts = learns.passes.micro_batches(rows, packed=True)
         torch.cuda.set_sync_debug_mode("error")
         try:
             for part in parts:

@@ -3,6 +3,8 @@
 import gzip
 import json
 import os
+import random
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -330,7 +332,6 @@ def test_env_plays_behind_the_protocol_and_replays_exactly() -> None:
 
 def test_options_are_checked() -> None:
     for options, message in (
-        ({"games": "a", "floorplans": "b"}, "both"),
         ({"engine": "unity"}, "engine"),
         ({"task_text": "poem"}, "task_text"),
         ({"max_steps": 0}, "max_steps"),
@@ -338,6 +339,88 @@ def test_options_are_checked() -> None:
     ):
         with pytest.raises(ValueError, match=message):
             AlfWorldEnv(**options)  # pyright: ignore
+
+
+def played_by_expert(env: AlfWorldEnv, *, seed: int, slip: int = -1) -> list[tuple[str, str, bool]]:
+    """(command, what it showed, valid) of an episode; `slip`: the turn in which a random command is
+    played instead."""
+    shown = [("", env.reset(seed=seed)[0], True)]
+    over, rng = False, random.Random(seed)
+    while not over:
+        command = env.random_action(rng) if len(shown) - 1 == slip else env.expert_action()
+        assert command is not None
+        text, _, won, truncated, info = env.step(command)
+        shown.append((command, text, info["action_is_valid"]))
+        over = won or truncated
+    assert env.expert_action() is None
+    return shown
+
+
+@pytest.mark.parametrize("show_admissible", [False, True])
+def test_the_expert_wins_and_uses_only_what_it_was_shown(show_admissible: bool) -> None:
+    env = AlfWorldEnv(show_admissible=show_admissible)
+    refused = 0
+    for seed in range(30):
+        episode = played_by_expert(env, seed=seed)
+        assert "success" in env._info(env._frame)  # pyright: ignore
+        assert env._frame.won, seed  # pyright: ignore
+        read = episode[0][1]
+        for command, text, valid in episode[1:]:
+            verb, _, rest = command.partition(" ")
+            named = re.findall(r"[a-z]+ [0-9]+", rest)
+            assert named, command
+            assert all(f"{name}" in read for name in named), (command, read)
+            refused += not valid
+            assert valid or verb == "go", command
+            read += text
+    assert (refused == 0) is show_admissible, "only the list of commands says what is in reach"
+
+
+def test_the_expert_recovers_from_a_slip() -> None:
+    env = AlfWorldEnv(show_admissible=False)
+    for seed in range(12):
+        played_by_expert(env, seed=seed, slip=seed % 4)
+        assert env._frame.won, seed  # pyright: ignore
+
+
+def floorplans(path: Path, *, count: int) -> str:
+    """A file of equal rooms, each with a table, a shelf and a desk."""
+    room = {
+        "receptacles": {
+            f"{kind}|+0{number}.00|+00.50|-01.00": [number, 0.0, 0, 30]
+            for number, kind in enumerate(("DiningTable", "Shelf", "Desk"))
+        },
+        "objects": ["Mug", "Book", "Pen"],
+    }
+    path.write_text(json.dumps({str(number): room for number in range(1, count + 1)}))
+    return str(path)
+
+
+def test_games_are_made_in_other_rooms_than_those_of_validation(tmp_path: Path) -> None:
+    plans = floorplans(tmp_path / "plans.json", count=4)
+    task_types = ["pick_and_place_simple"]
+    maker = GameMaker(load_plans(plans), task_types=task_types)
+    games = [maker.make(seed, split="train") for seed in range(40)]
+    held_out = [replace(game, split="valid_unseen") for game in games]
+    held_out = [game for game in held_out if game.floor_plan in ("FloorPlan2", "FloorPlan3")]
+    file = tmp_path / "games.jsonl"
+    save_games(file, games=held_out)
+    env = AlfWorldEnv(games=str(file), floorplans=plans, task_types=task_types)
+    rooms: dict[str, set[str]] = {"train": set(), "val": set()}
+    for split, seen in rooms.items():
+        for seed in range(20):
+            env.reset(seed=seed, split=split)
+            seen.add(env._game.floor_plan)  # pyright: ignore
+    assert rooms == {
+        "train": {"FloorPlan1", "FloorPlan4"},
+        "val": {"FloorPlan2", "FloorPlan3"},
+    }
+    save_games(file, games=[replace(held_out[0], floor_plan="")])
+    with pytest.raises(ValueError, match="does not name its room"):
+        AlfWorldEnv(games=str(file), floorplans=plans)
+    save_games(file, games=games[:3])
+    with pytest.raises(ValueError, match="another split than train"):
+        AlfWorldEnv(games=str(file), floorplans=plans)
 
 
 def test_human_wording_falls_back_on_the_template() -> None:

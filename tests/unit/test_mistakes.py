@@ -131,7 +131,7 @@ MISTAKES = (
     # Keys and values.
     Mistake("train --train.lr -1", ("train.lr: input should be greater than 0, got -1",)),
     Mistake("train --train.lr fast", ("train.lr: input should be a valid number, got 'fast'",)),
-    Mistake("train --train.steps 0", ("train.steps: input should be greater than or equal to 1",)),
+    Mistake("train --train.steps 0", ("train.steps: 0 trains nothing", "set sft.source")),
     Mistake("train --algo.name grop", ("algo.name: input should be 'ppo'", "got 'grop'")),
     Mistake("train --algorithm grpo", ("algorithm: unknown key. Did you mean algo.name?",)),
     Mistake("train --model qwen", ("model: is a section", "Did you mean model.path?")),

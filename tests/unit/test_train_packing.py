@@ -23,8 +23,9 @@ from turnwise.models.packing import (
 )
 from turnwise.models.policy import Policy, Precision, make_critic, prepare
 from turnwise.testing.tiny import tiny_model
-from turnwise.train import update
-from turnwise.train.update import Learner, choose_packing
+from turnwise.train import passes
+from turnwise.train.passes import choose_packing
+from turnwise.train.update import Learner
 
 KINDS = ["llama", "qwen2", "qwen3"]
 POLICIES = {kind: policy(kind, temperature=0.8) for kind in KINDS}
@@ -95,7 +96,7 @@ def test_loss_and_gradients_are_those_of_the_padded_update(
     found = []
     for asked in (False, True):
         learns = learner(ours, settings, micro_batch_tokens=tokens if asked else 999, packing=asked)
-        assert learns.packing is asked
+        assert learns.passes.packing is asked
         scored = learns.score(rows, old_logprobs=True)
         ready = compute_advantages(scored, settings)[0]
         ready = ready.replace(returns=torch.ones_like(ready.logprobs) * ready.response_mask)
@@ -153,18 +154,18 @@ def test_what_cannot_be_packed_is_padded_with_one_warning(
 def test_rows_longer_than_the_window_are_padded() -> None:
     ours = policy("mistral")
     learns = learner(ours, algorithm(), packing=True)
-    assert learns.packing
-    assert learns._packs(batch())
+    assert learns.passes.packing
+    assert learns.passes.packs(batch())
     ids = list(range(3, 33))  # the window is 16
     long = collate([sample(ids, "." * 20 + "0" * 10, episode="a", group=0, reward=1.0)])
-    assert not learns._packs(long)
+    assert not learns.passes.packs(long)
     with torch.no_grad():
         expected = ours.score(long).logprobs
     torch.testing.assert_close(learns.score(long, old_logprobs=True).old_logprobs, expected)
 
 
 def test_on_the_cpu_packing_waits_to_be_asked_for() -> None:
-    assert learner(policy(), algorithm()).packing is False
+    assert learner(policy(), algorithm()).passes.packing is False
     assert TrainConfig().packing == "auto"
 
 
@@ -336,7 +337,7 @@ def kernel_on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
     varlen._varlen_attn.register_kernel("cpu")(forward)
     varlen._varlen_attn_backward.register_kernel("cpu")(backward)
-    for module in (packing, update):
+    for module in (packing, passes):
         monkeypatch.setattr(module, "has_kernel", lambda device, dtype: True)
 
 
@@ -356,7 +357,7 @@ def test_a_layer_is_compiled_in_one_piece_with_the_kernel_inside(
             algorithm("grpo"),
             packing=True,
         )
-        assert learns.packing
+        assert learns.passes.packing
         counters.clear()
         # Nothing is tied to a shape.
         for given_rows in (

@@ -248,6 +248,21 @@ class Renderer:
             self._encoded.put(text, ids)
         return ids
 
+    def reply_ids(self, text: str) -> tuple[int, ...]:
+        """The ids of a reply that is given as text. Special tokens in it are plain text."""
+        return self.encode(self._controls.text(text, role="assistant"))
+
+    def turn_end(self) -> int | None:
+        """The special token that the template writes after a reply; None if there is none."""
+        asked, said = Message(role="user", content="a"), Message(role="assistant", content="b")
+        try:
+            before, after = self.prompt([asked]), self.prompt([asked, said, asked])
+        except ValueError:  # this template refuses so short a conversation
+            return None
+        rest = (self.continuation(before, said.content, after) or "").lstrip()
+        named = sorted(self._special_texts.items(), key=lambda one: -len(one[1]))
+        return next((index for index, text in named if text and rest.startswith(text)), None)
+
     def decode(self, ids: Sequence[int]) -> str:
         """The text of ids without special tokens."""
         if self._bytes is not None:

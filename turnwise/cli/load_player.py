@@ -1,43 +1,16 @@
 """Loads a player by name: random, scripted, behind an endpoint, or a policy from a run, a
 checkpoint or a model."""
 
-import os
 import sys
 from pathlib import Path
 from typing import Any
 
 from turnwise.config.schema import Config
-from turnwise.evaluate.baselines import ExpertPlayer
 from turnwise.evaluate.evaluation import PolicyPlayer
-from turnwise.evaluate.players import Player, RandomPlayer, ScriptedPlayer, chat_player
+from turnwise.evaluate.named import load_player
 from turnwise.rollout.speakers import PlayerError
-from turnwise.user_code import UnknownNameError, load_named
 
-
-def load_player(spec: str, config: Config) -> Player:
-    """The player of this name: random, expert, openai:URL#MODEL, or script:WHERE:FUNCTION.
-
-    Raises:
-        PlayerError: the name is unknown.
-    """
-    kind, _, rest = spec.partition(":")
-    if kind == "random" and not rest:
-        return RandomPlayer()
-    if kind == "expert" and not rest:
-        return ExpertPlayer()
-    if kind == "script" and ":" in rest:
-        try:
-            return ScriptedPlayer(spec, load_named(rest))
-        except UnknownNameError as error:
-            raise PlayerError(
-                f"{error}; a script is called with a Situation and returns text"
-            ) from error
-    if kind == "openai" and rest:
-        return chat_player(rest, config, api_key=os.environ.get("OPENAI_API_KEY"))
-    raise PlayerError(
-        f"unknown player {spec!r}; players are random, expert, script:FILE.py:FUNCTION (or "
-        "script:MODULE:FUNCTION) and openai:URL#MODEL, or name a run directory or a model"
-    )
+__all__ = ["load_player", "load_policy"]
 
 
 def load_policy(
@@ -65,7 +38,7 @@ def load_policy(
         network, tokenizer, _ = build_embedded(config)
     else:
         settings = config.model.model_copy(
-            update={"path": str(where), "gguf_file": None, "tokenizer": None}
+            update={"path": str(where), "gguf_file": None, "tokenizer": None, "adapter": None}
         )
         same = str(where) == config.model.path
         network = load_model(config.model if same else settings)

@@ -17,6 +17,7 @@ from turnwise.config import ConfigError, ConfigWarning
 COMMANDS = {
     "train": "turnwise.cli.train",
     "watch": "turnwise.cli.watch",
+    "sft": "turnwise.cli.sft",
     "eval": "turnwise.cli.eval",
     "rollout": "turnwise.cli.rollout",
     "play": "turnwise.cli.play",

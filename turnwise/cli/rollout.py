@@ -106,7 +106,8 @@ def config_path(path: Path) -> Path:
     """The path of the config of an episode file.
 
     Example:
-        >>> config_path(Path("a/episodes.jsonl")).name
-        'episodes.config.yaml'
+        >>> config_path(Path("a/episodes.jsonl")).name, config_path(Path("b.jsonl.gz")).name
+        ('episodes.config.yaml', 'b.config.yaml')
     """
-    return path.with_name(f"{path.stem}.config.yaml")
+    name = path.name.removesuffix(".gz")
+    return path.with_name(f"{Path(name).stem}.config.yaml")

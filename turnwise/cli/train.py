@@ -66,8 +66,7 @@ def train(
         refuse_code(config, stored=stored, trust=trust)
     if dry_run:
         print(show_config(config), end="")
-        for line in _memory(config):
-            print(f"# {line}")
+        show_plan(config)
         return
     cluster = {
         name: value
@@ -81,7 +80,13 @@ def train(
     if config.backend != "native":
         _elsewhere(config, resume=resume, estimate=estimate, cluster=cluster)
         return
-    _native(config, resume=resume, estimate=estimate)
+    run_native(config, resume=resume, estimate=estimate)
+
+
+def show_plan(config: Config) -> None:
+    """Prints the memory plan, as comments of the config above it."""
+    for line in _memory(config):
+        print(f"# {line}")
 
 
 def _config(
@@ -90,12 +95,18 @@ def _config(
     """(the config, the path of the run's stored config or None)."""
     from turnwise.envs.trust import is_run_config
 
-    source, overrides = split_source(words)
     if backend is not None:
-        overrides = [*overrides, f"backend={backend}"]
-    if resume is None:
-        place = Path(source or "")
-        return run_config(source, overrides), place if is_run_config(place) else None
+        words = [*words, f"backend={backend}"]
+    if resume is not None:
+        return config_of_run(words, resume)
+    source, overrides = split_source(words)
+    place = Path(source or "")
+    return run_config(source, overrides), place if is_run_config(place) else None
+
+
+def config_of_run(words: list[str], resume: Path) -> tuple[Config, Path]:
+    """(the config of the run to go on with, overridden by the words; its stored file)."""
+    source, overrides = split_source(words)
     if source is not None:
         fail(f"--resume uses the run's own config, so {source} cannot be given too; overrides can")
     if not (resume / "config.yaml").is_file():
@@ -103,7 +114,8 @@ def _config(
     return load_config(resume / "config.yaml", overrides), resume / "config.yaml"
 
 
-def _native(config: Config, *, resume: Path | None, estimate: bool) -> None:
+def run_native(config: Config, *, resume: Path | None = None, estimate: bool = False) -> None:
+    """Runs the config in this process, and ends the command with the run's status."""
     from turnwise.envs.base import EnvError
     from turnwise.evaluate.evaluation import EvaluationError
     from turnwise.generate.base import GeneratorError
@@ -170,8 +182,9 @@ def _memory(config: Config) -> list[str]:
     from turnwise.algos.table import build_algorithm
     from turnwise.models.memory import plan_run
 
+    algorithm = build_algorithm(config.algo) if config.train.steps else None
     try:
-        return ["memory:", *plan_run(config, build_algorithm(config.algo)).lines()]
+        return ["memory:", *plan_run(config, algorithm).lines()]
     except (
         OSError,
         ValueError,

@@ -51,6 +51,7 @@ _EMBEDDED: Tree = {
         "max_grad_norm": 0.5,
     },
 }
+_EMBEDDED_SFT: Tree = {"sft": {"lr": 3e-3, "batch_tokens": 2048}}
 
 
 def run_config(
@@ -106,6 +107,8 @@ def _suited(tree: Tree, embedded: bool | None) -> Tree:
         base = merge(base, {"model": {"embedded": {"num_heads": default_at(_HEADS)}}})
     if algorithm in GROUP_RELATIVE or ":" in algorithm:  # a user's estimator may compare
         base = merge(base, {"rollout": {"train": {"env_groups": 16, "group_size": 8}}})
+    if get_path(tree, "sft.source"):
+        base = merge(base, _EMBEDDED_SFT)
     if algorithm in WITH_CRITIC:
         base = merge(base, {"algo": {"lam": 0.9, "value_clip": None, "entropy_coef": 0.002}})
         if (get_path(tree, "backend") or default_at("backend")) == "native":
@@ -124,12 +127,15 @@ def _for_given_model(tree: Tree, path: object) -> Tree:
     shape: Mapping[str, Any] = _shape(path) if isinstance(path, str) else Tree()
     small = 0 < _parameters(shape) <= SMALL_MODEL
     lr = (1e-4 if small else 2e-5) if lora else (1e-5 if small else 1e-6)
+    imitation = (2e-4 if small else 1e-4) if lora else (5e-5 if small else 1e-5)
     thinks = value("env.format.think") and value("env.format.style") == "answer"
     reply = 256 if thinks or get_path(tree, "data.prompts") is not None else 64
     base: Tree = {
         "train": {"lr": lr, "critic_lr": 1e-5},
         "rollout": {"max_response_tokens": reply},
     }
+    if get_path(tree, "sft.source"):
+        base["sft"] = {"lr": imitation}
     longest = shape.get("max_position_embeddings")
     given = value("rollout.max_response_tokens") if _has_reply(tree) else reply
     turns = value("env.max_turn") or value("train.max_turn")

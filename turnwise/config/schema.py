@@ -121,6 +121,9 @@ class ModelConfig(Section):
     locally."""
     gguf_file: str | None = None
     """Name of a GGUF file inside `path`, to load and dequantise."""
+    adapter: str | None = None
+    """A folder with a LoRA adapter, merged into the model on loading; of a run,
+    checkpoints/STEP/adapter."""
     tokenizer: str | None = None
     """Where the tokenizer is, if not at `path`."""
     chat_template: str | None = None
@@ -390,8 +393,8 @@ class TrainConfig(Section):
     """False: single-turn, also on plain prompts from a file."""
     max_turn: int = Field(default=5, ge=1)
     """Turns per episode, unless the environment has its own limit."""
-    steps: int = Field(default=100, ge=1)
-    """Rollout-and-update iterations."""
+    steps: int = Field(default=100, ge=0)
+    """Rollout-and-update iterations. 0: only imitate `sft.source`."""
     max_minutes: float | None = Field(default=None, gt=0.0)
     """Start no further step after this many minutes; the run then ends as after its last step.
     None: no limit."""
@@ -438,6 +441,44 @@ class TrainConfig(Section):
     def token_limit(self) -> int:
         """micro_batch_tokens as a number, where no memory plan is made."""
         return 16384 if self.micro_batch_tokens == "auto" else self.micro_batch_tokens
+
+
+class SftConfig(Section):
+    """Imitation of demonstrations: alone (`turnwise sft`), or before training."""
+
+    source: tuple[str, ...] = ()
+    """Demonstrations: players (expert, random, openai:URL#MODEL, script:FILE.py:FUNCTION), run
+    directories, files of episodes or of messages (JSONL, also .gz). With a source, `turnwise train`
+    imitates first and trains the result."""
+    episodes: int = Field(default=256, ge=1)
+    """Episodes that each player of `source` plays, each a training task of its own."""
+    slips: float = Field(default=0.0, ge=0.0, lt=1.0)
+    """Share of a player's turns in which a random legal action is played in its place. Such a turn
+    is shown and not learned: the model learns how to go on after a mistake."""
+    keep: Literal["all", "success"] | Annotated[int, Field(ge=1)] = "all"
+    """all: learn from every episode. success: only from those that succeeded. A number: from that
+    many episodes of each task, the best by reward, and from none that failed."""
+    retokenize: bool = False
+    """Render the texts of stored episodes with this model's chat template. False: their stored ids
+    are learned, and ids of another tokenizer are refused."""
+    epochs: int = Field(default=3, ge=1)
+    """Passes over the demonstrations."""
+    batch_tokens: int = Field(default=32768, ge=1)
+    """Tokens per optimizer step, prompts included. Changes the result, unlike
+    train.micro_batch_tokens."""
+    lr: float = Field(default=1e-5, gt=0.0)
+    """Rises over the first 5 % of the steps and falls to 0 over the last 30 %."""
+    held_out: float = Field(default=0.05, ge=0.0, lt=1.0)
+    """Share of the tasks whose demonstrations are only predicted, before training and after every
+    epoch. 0: none."""
+    observations: float = Field(default=0.0, ge=0.0)
+    """Weight of the loss on the environment's answers; a token of a reply has weight 1. Above 0,
+    the model also learns what its actions do."""
+
+    @field_validator("source", mode="before")
+    @classmethod
+    def _one_or_several(cls, value: Any) -> Any:
+        return (value,) if isinstance(value, str) else value
 
 
 class DataConfig(Section):
@@ -518,6 +559,7 @@ class Config(Section):
     rollout: RolloutConfig = RolloutConfig()
     algo: AlgoConfig = AlgoConfig()
     train: TrainConfig = TrainConfig()
+    sft: SftConfig = SftConfig()
     data: DataConfig = DataConfig()
     eval: EvalConfig = EvalConfig()
     log: LogConfig = LogConfig()
@@ -535,4 +577,11 @@ class Config(Section):
                     f"settings under '{backend}' are not used by backend {self.backend!r}; "
                     f"remove them or set backend: {backend}"
                 )
+        if self.train.steps == 0 and not self.sft.source:
+            raise ValueError("train.steps: 0 trains nothing; raise it, or set sft.source")
+        if self.sft.source and self.backend != "native":
+            raise ValueError(
+                f"sft.source is for backend native, and this is {self.backend!r}; run "
+                "`turnwise sft` first and give its model to model.path"
+            )
         return self

@@ -161,11 +161,14 @@ class PlayerSpeaker:
 
     Args:
         timeout: seconds for one reply. None: no limit, for a person.
+        slips: share of the turns in which a random legal action is played in the player's place.
+            Such a turn is marked as not trained.
     """
 
     player: Player
     timeout: float | None = None
     concurrency: int = CONCURRENCY
+    slips: float = 0.0
     _talks: dict[int, _Talk] = field(default_factory=dict[int, _Talk], init=False)
     _places: asyncio.Semaphore | None = field(default=None, init=False)
 
@@ -191,10 +194,12 @@ class PlayerSpeaker:
                 agent.last_rewritten.tools,
             )
         self._places = self._places or asyncio.Semaphore(self.concurrency)
+        slipped = bool(self.slips) and talk.rng.random() < self.slips
+        player = RandomPlayer() if slipped else self.player
         async with self._places:
             started = time.perf_counter()
             async with asyncio.timeout(self.timeout):
-                talk.said = await self.player.reply(self._situation(agent, talk))
+                talk.said = await player.reply(self._situation(agent, talk))
         return EnvInput(
             env_id=agent.plan.env_id,
             text=reply_text(talk.said),
@@ -203,6 +208,7 @@ class PlayerSpeaker:
             restart=not agent.turns,
             context_full=False,
             seconds=time.perf_counter() - started,
+            trained=not slipped,
         )
 
     def final_ids(self, agent: Agent) -> tuple[int, ...]:
@@ -234,9 +240,10 @@ def player_proxy(
     split: str = "val",
     factories: Mapping[str, EnvFactory] | None = None,
     concurrency: int = CONCURRENCY,
+    slips: float = 0.0,
 ) -> AgentProxy:
     """A proxy that plays episodes with this player. The caller must close it."""
-    speaker = PlayerSpeaker(player, config.rollout.generate_timeout, concurrency)
+    speaker = PlayerSpeaker(player, config.rollout.generate_timeout, concurrency, slips)
     return AgentProxy(config, split=split, factories=factories, speaker=speaker)
 
 

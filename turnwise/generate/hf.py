@@ -87,7 +87,7 @@ class HFGenerator:
             raise ValueError(f"a generator needs at least one slot, got slots={slots}")
         self._model = model
         self._tokenizer = tokenizer
-        self._max_context = _context(model, max_context)
+        self._max_context = context_length(model, max_context)
         self._vocab_size = vocab_size(model)
         weight = next(model.parameters())
         exact = deterministic
@@ -289,7 +289,7 @@ def _heard(driver: "asyncio.Task[None]") -> None:
         driver.exception()
 
 
-def _context(model: PreTrainedModel, max_context: int | None) -> int:
+def context_length(model: PreTrainedModel, max_context: int | None) -> int:
     """The session length: the requested one, or the model's limit."""
     own: int | None = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     length = own if max_context is None else max_context

@@ -55,6 +55,9 @@ class ConsoleSink:
         WARNING (fallback): single-turn: no environment
     """
 
+    hears_stages = True
+    """The imitation before a run's training is shown too."""
+
     def __init__(self, file: TextIO | None = None, *, console: Console | None = None) -> None:
         self.console = console or Console(file=file, highlight=False, soft_wrap=True)
         self._live: LiveScreen | None = None
@@ -93,9 +96,12 @@ class ConsoleSink:
         self._stop()
 
     def _start(self, event: RunStarted) -> None:
-        view = RunView(path=event.path, config=event.config, done=event.first_step)
+        self._stop()  # of the imitation before
+        view = RunView(
+            path=event.path, config=event.config, done=event.first_step, steps=event.steps
+        )
         view.since = time.time()
-        self._first = event.first_step
+        self._first, self._last_line = event.first_step, -math.inf
         self._started = time.monotonic()
         if event.first_step:  # the curves cover all steps
             reader = RunReader(event.path)

@@ -22,6 +22,8 @@ class RunStarted:
     """Training steps done before; above 0 where the run was resumed."""
     facts: Mapping[str, Json] = field(default_factory=dict[str, Json])
     """Shown once: the model, its parameters, the device."""
+    steps: int | None = None
+    """Steps of the whole run. None: the config's train.steps."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -154,9 +156,12 @@ class Sinks:
     sinks: Sequence[Sink]
 
     def hear(self, what: Literal["turns", "episodes"]) -> bool:
-        """Whether a sink asks for these, by an attribute hears_turns or hears_episodes. There are
-        many of them, so nobody else is told."""
-        return any(getattr(sink, f"hears_{what}", False) for sink in self.sinks)
+        """Whether a sink asks for these. There are many of them, so nobody else is told."""
+        return bool(self.that_hear(what))
+
+    def that_hear(self, what: Literal["turns", "episodes", "stages"]) -> list[Sink]:
+        """The sinks that ask for these, by an attribute such as hears_turns."""
+        return [sink for sink in self.sinks if getattr(sink, f"hears_{what}", False)]
 
     def handle(self, event: Event) -> None:
         for sink in self.sinks:

@@ -43,7 +43,7 @@ def export_run(
     """
     if format == "sft":
         good = [e for _, e in _played(run, split, steps) if _good(e, min_reward)]
-        table = [row for episode in good for row in _conversations(episode)]
+        table = [row for episode in good for row in conversations(episode)]
     else:
         table = _table(run, per=per, split=split, steps=steps, min_reward=min_reward)
     if not table:
@@ -100,15 +100,19 @@ def messages_of(episode: Episode) -> list[Row]:
     """The whole conversation, the model's replies as it said them."""
     said = [message.to_json() for message in episode.prompt]
     for turn in episode.turns:
-        said.append({"role": "assistant", "content": turn.text})
+        said.append({"role": "assistant", "content": turn.text, "weight": int(turn.trained)})
         said += [message.to_json() for message in turn.messages]
-    return [{"role": one["role"], "content": one["content"]} for one in said]
+    return [
+        {"role": one["role"], "content": one["content"]}
+        | ({"weight": 0} if one.get("weight") == 0 else {})
+        for one in said
+    ]
 
 
-def _conversations(episode: Episode) -> Iterator[Row]:
+def conversations(episode: Episode) -> Iterator[Row]:
     """Rows for supervised fine-tuning: the conversation, and another one for each time that the
     environment rewrote it. What the environment said after the last reply is left out: nothing is
-    learned from it."""
+    learned from it. A reply that is not to be learned has weight 0."""
     ends = [place for place, turn in enumerate(episode.turns, 1) if turn.rewritten is not None]
     prompt, tools = episode.prompt, episode.tools
     for start, end in pairwise(sorted({0, *ends, len(episode.turns)})):
@@ -116,6 +120,8 @@ def _conversations(episode: Episode) -> Iterator[Row]:
         while messages and messages[-1]["role"] != "assistant":
             messages.pop()
         row: Row = {"messages": messages, "reward": episode.reward, "task": episode.task.id}
+        if episode.success is not None:
+            row["success"] = episode.success
         yield {**row, "tools": [dict(tool) for tool in tools]} if tools else row
         following = episode.turns[end - 1].rewritten
         if following is not None:

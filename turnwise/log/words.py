@@ -17,7 +17,12 @@ def step_line(event: StepDone, *, total: int, left: float | None = None) -> str:
         parts.append(f"success {success:.1%}".replace("%", " %"))
     if (reward := event.metrics.get("rollout/reward")) is not None:
         parts.append(f"reward {reward:.3f}")
-    if (speed := event.metrics.get("time/generated_tokens_per_second")) is not None:
+    if (loss := event.metrics.get("sft/loss")) is not None:
+        parts.append(f"loss {loss:.3f}")
+    if (accuracy := event.metrics.get("sft/token_accuracy")) is not None:
+        parts.append(f"held-out accuracy {accuracy:.1%}".replace("%", " %"))
+    name = "trained" if loss is not None else "generated"
+    if (speed := event.metrics.get(f"time/{name}_tokens_per_second")) is not None:
         parts.append(f"{speed:.0f} tokens/s")
     if left is not None:
         parts.append(f"{duration(left)} left")

@@ -1,4 +1,4 @@
-# pyright: reportUnknownMemberType=false
+# pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false
 """Float32 weights behind parameters of a lower precision."""
 
 from collections.abc import Generator, Iterable
@@ -6,6 +6,7 @@ from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 
 class Masters:
@@ -28,12 +29,13 @@ class Masters:
 
     def __init__(self, parameters: Iterable[nn.Parameter], dtype: torch.dtype) -> None:
         self._masters: dict[nn.Parameter, nn.Parameter] = {}
+        self._hooks: list[RemovableHandle] = []
         if dtype == torch.float32:
             return
         for parameter in parameters:
             self._masters[parameter] = nn.Parameter(parameter.detach().float().clone())
             parameter.data = parameter.data.to(dtype)
-            parameter.register_post_accumulate_grad_hook(self._gather)
+            self._hooks.append(parameter.register_post_accumulate_grad_hook(self._gather))
 
     def of(self, parameter: nn.Parameter) -> nn.Parameter:
         """What the optimizer steps in the parameter's place."""
@@ -62,6 +64,15 @@ class Masters:
             for parameter, data in low.items():
                 parameter.data = data
             self.publish()
+
+    def dissolve(self) -> None:
+        """Makes the parameters float32 with their masters' weights, for a policy of other settings.
+        This object is of no use afterwards."""
+        for hook in self._hooks:
+            hook.remove()
+        for parameter, master in self._masters.items():
+            parameter.data = master.data
+        self._masters.clear()
 
     @torch.no_grad()
     def _gather(self, parameter: Tensor) -> None:

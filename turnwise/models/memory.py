@@ -260,9 +260,9 @@ def _does_not_fit(plan: MemoryPlan, *, context: int) -> str:
     )
 
 
-def planned(config: Config, algorithm: Algorithm) -> tuple[MemoryPlan | None, Config]:
+def planned(config: Config, algorithm: Algorithm | None) -> tuple[MemoryPlan | None, Config]:
     """(plan, the config with its `auto` settings resolved by the plan). The embedded model needs no
-    plan: None.
+    plan: None. Imitation has no algorithm, and so neither critic nor reference.
 
     Raises:
         ValueError: the run does not fit.
@@ -277,11 +277,12 @@ def planned(config: Config, algorithm: Algorithm) -> tuple[MemoryPlan | None, Co
     return plan, config.model_copy(update={"model": model, "train": train})
 
 
-def plan_run(config: Config, algorithm: Algorithm) -> MemoryPlan:
+def plan_run(config: Config, algorithm: Algorithm | None) -> MemoryPlan:
     """The memory plan of a run, from its config and its model's config alone: no weight is read."""
     precision = Precision.choose(config.model.dtype, device=config.train.device)
     shape = ModelShape.of(meta_model(config.model), rank=config.model.lora.rank)
-    critic = config.model.critic if algorithm.needs_critic else "none"
+    critic = config.model.critic if algorithm and algorithm.needs_critic else "none"
+    reference = bool(algorithm and algorithm.needs_reference and config.model.lora.rank == 0)
     return plan_memory(
         shape,
         budget=free_memory(precision.device),
@@ -289,7 +290,7 @@ def plan_run(config: Config, algorithm: Algorithm) -> MemoryPlan:
         slots=config.rollout.slots,
         context=min(config.rollout.max_context or shape.context, shape.context),
         critic=critic,
-        reference=algorithm.needs_reference and config.model.lora.rank == 0,
+        reference=reference,
         micro_batch_tokens=config.train.micro_batch_tokens,
         gradient_checkpointing=config.model.gradient_checkpointing,
         default_tokens=config.train.token_limit,

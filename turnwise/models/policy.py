@@ -23,6 +23,7 @@ from turnwise.models.packing import RowLayout, packed_passes
 from turnwise.models.scoring import (
     TokenScores,
     chunk_elements,
+    greedy_hits,
     head_of,
     hidden_states,
     token_scores,
@@ -172,6 +173,15 @@ class Policy:
     def score(self, batch: Batch, layout: RowLayout | None = None) -> TokenScores:
         """The policy's log-probs and entropies."""
         return self._score(self.model, batch, layout)
+
+    def score_and_hits(self, batch: Batch, layout: RowLayout) -> tuple[TokenScores, Tensor]:
+        """Log-probs and entropies, and [R] bool: whether each response token is the policy's most
+        likely one."""
+        hidden = hidden_states(trunk_of(self.model), batch, layout.packed)
+        hits = greedy_hits(
+            head_of(self.model), hidden, batch, chunk_elements=self.chunk_elements, layout=layout
+        )
+        return self._token_scores(self.model, hidden, batch, layout), hits
 
     def score_and_value(
         self, batch: Batch, layout: RowLayout | None = None, *, detach: bool = False
@@ -363,6 +373,8 @@ def load_model(config: ModelConfig, *, path: str | Path | None = None) -> nn.Mod
             raise ValueError(_not_loaded(where, error)) from error
     if gguf:
         model = _dequantised(model)
+    if config.adapter is not None and path is None:
+        model = _with_adapter(model, Path(config.adapter).expanduser())
     return prepare(
         cast(nn.Module, model), gradient_checkpointing=config.gradient_checkpointing is True
     )
@@ -376,6 +388,31 @@ def _not_loaded(where: str | Path, error: OSError) -> str:
         f"model.path: {where} is no folder here, and the Hugging Face hub did not give it: {first} "
         "Download the model and give its folder, or correct OWNER/NAME"
     )
+
+
+def _with_adapter(model: Any, folder: Path) -> nn.Module:
+    """The model with the adapter's weights merged into its own."""
+    for name in ("adapter_config.json", "adapter_model.safetensors"):
+        if not (folder / name).is_file():
+            raise ValueError(
+                f"model.adapter: {folder} has no {name}; give the folder of a LoRA adapter (of a "
+                "run, checkpoints/STEP/adapter)"
+            )
+    peft = _peft("model.adapter")
+    try:
+        adapted = peft.PeftModel.from_pretrained(model, str(folder))
+    except (RuntimeError, ValueError) as error:
+        first = str(error).partition("\n")[0]
+        raise ValueError(f"model.adapter: {folder} does not fit this model: {first}") from error
+    return cast(nn.Module, adapted.merge_and_unload()).requires_grad_(True)
+
+
+def _peft(key: str) -> Any:
+    try:
+        import peft
+    except ImportError as error:
+        raise ImportError(f"{key} needs peft; install turnwise[lora]") from error
+    return peft
 
 
 def _dequantised(model: Any) -> nn.Module:
@@ -424,10 +461,7 @@ def prepare(model: nn.Module, *, gradient_checkpointing: bool = False) -> nn.Mod
 def add_lora(model: nn.Module, config: LoraConfig, *, seed: int) -> nn.Module:
     """The model with trainable adapters on a frozen base; their first state is drawn from
     `seed`."""
-    try:
-        import peft
-    except ImportError as error:
-        raise ImportError("model.lora needs peft; install turnwise[lora]") from error
+    peft = _peft("model.lora")
     targets = (
         config.target_modules
         if isinstance(config.target_modules, str)

@@ -119,6 +119,23 @@ def token_scores(
     )
 
 
+@torch.no_grad()
+def greedy_hits(
+    head: nn.Module,
+    hidden: Tensor,  # [B, T, H], or [1, N, H] where the layout is packed
+    batch: Batch,
+    *,
+    chunk_elements: int,
+    layout: RowLayout,
+) -> Tensor:  # [R] bool
+    """True for every response token that is the most likely one in its place."""
+    size = max(chunk_elements // int(cast(Any, head).weight.shape[0]), 1)
+    states = layout.states_before(hidden)
+    targets = batch.input_ids[layout.rows, layout.columns]
+    found = [head(part).argmax(-1) for part in states.split(size)]
+    return torch.cat(found) == targets
+
+
 def score_states(
     head: nn.Module,
     states: Tensor,  # [R, H]

@@ -171,7 +171,7 @@ class Agent:
                 env_seconds=time.perf_counter() - started,
                 parent=env_input.parent,
                 role="" if self.call is None else self.call.role,
-                trained=result.trained,
+                trained=result.trained and env_input.trained,
             )
         )
         self._add_earlier(result.earlier)

@@ -98,5 +98,7 @@ class EnvInput:
     seconds: float = 0.0
     parent: int | None = None
     """The turn that this one continues, where that is not the previous one."""
+    trained: bool = True
+    """False: the reply is shown and never learned."""
     decode: Callable[[Sequence[int]], str] | None = field(default=None, compare=False, repr=False)
     """The text of ids, for environments that tell a program the log-prob of every token."""

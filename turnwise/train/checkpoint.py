@@ -3,6 +3,7 @@
 
     checkpoints/step_000050/
       model/               a Hugging Face directory: `from_pretrained` loads it
+      adapter/             with LoRA: the adapter alone, for `model.adapter`
       trainer.safetensors  adapters, critic, optimizer moments, generator states
       state.json           counters, schedules, controllers, file positions
       manifest.json        sha256 of every other file; written last
@@ -70,6 +71,7 @@ def write_checkpoint(
     state: Mapping[str, Json],
     save_model: Callable[[Path], None],
     keep: int,
+    save_adapter: Callable[[Path], None] | None = None,
 ) -> Path:
     """The path of the new checkpoint, after it was synced to disk. Then deletes the oldest ones
     beyond `keep`.
@@ -90,6 +92,8 @@ def write_checkpoint(
             shutil.rmtree(leftover)
         (beside / "model").mkdir(parents=True)
         save_model(beside / "model")
+        if save_adapter is not None:
+            save_adapter(beside / "adapter")
         save_file(
             {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()},
             beside / "trainer.safetensors",

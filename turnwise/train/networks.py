@@ -44,13 +44,30 @@ def first_policy(
 
 
 def build_policy(
-    config: Config, algorithm: Algorithm, *, initial: Path, checkpoint: Checkpoint | None, say: Say
+    config: Config,
+    algorithm: Algorithm | None,
+    *,
+    initial: Path,
+    checkpoint: Checkpoint | None,
+    say: Say,
+    imitated: tuple[nn.Module, Any] | None = None,
 ) -> tuple[Policy, dict[str, float]]:
-    """The run's policy, as the config describes it or as the checkpoint left it."""
+    """The run's policy, as the config describes it or as the checkpoint left it.
+
+    Args:
+        algorithm: None: neither a critic nor a reference is needed.
+        imitated: the model and its tokenizer after imitation, where that just happened. Otherwise
+            it is at `initial`.
+    """
     precision = Precision.choose(config.model.dtype, device=config.train.device)
     metrics: dict[str, float] = {}
-    embedded = config.model.path is None
-    if checkpoint is None or (embedded and not initial.is_dir()):
+    embedded, staged = config.model.path is None, imitates_first(config)
+    if imitated is not None:
+        model, tokenizer = imitated
+    elif staged:
+        model = load_model(config.model, path=check_files(initial))
+        tokenizer = load_stored_tokenizer(initial)
+    elif checkpoint is None or (embedded and not initial.is_dir()):
         model, tokenizer, metrics = first_policy(config, initial=initial, say=say)
     elif embedded:
         model = load_model(config.model, path=check_files(initial))
@@ -58,12 +75,13 @@ def build_policy(
     else:
         model, tokenizer = load_model(config.model), load_tokenizer(config.model)
     lora = config.model.lora.rank > 0
-    reference = make_reference(model) if algorithm.needs_reference and not lora else None
+    needs_reference = algorithm is not None and algorithm.needs_reference
+    reference = make_reference(model) if needs_reference and not lora else None
     if lora:
         model = add_lora(model, config.model.lora, seed=derive_seed(config.seed, "lora"))
     critic = (
         make_critic(model, shared=config.model.critic == "shared")
-        if algorithm.needs_critic
+        if algorithm is not None and algorithm.needs_critic
         else None
     )
     if checkpoint is not None and not lora:
@@ -76,10 +94,26 @@ def build_policy(
         temperature=config.rollout.temperature,
         critic=critic,
         reference=reference,
-        adapter_reference=lora and algorithm.needs_reference,
+        adapter_reference=lora and needs_reference,
         compile=config.train.compile,
     )
     return policy, metrics
+
+
+def imitates_first(config: Config) -> bool:
+    """Whether a run imitates demonstrations and then trains the result."""
+    return bool(config.sft.source) and config.train.steps > 0
+
+
+def plain_model(policy: Policy) -> nn.Module:
+    """The policy's network in float32 on the CPU, with its adapters merged. The policy is of no use
+    afterwards."""
+    policy.masters.dissolve()
+    model = policy.model.float().to("cpu")
+    if _is_peft(model):
+        model = cast(nn.Module, cast(Any, model).merge_and_unload())
+    cast(Any, model).gradient_checkpointing_disable()
+    return model.requires_grad_(True)
 
 
 def policy_tensors(policy: Policy) -> dict[str, Tensor]:
@@ -139,6 +173,18 @@ def save_policy(policy: Policy) -> Callable[[Path], None]:
                     nn.Module, cast(Any, copy.deepcopy(model).to("cpu").float()).merge_and_unload()
                 )
             save_pretrained(model, policy.tokenizer, path)
+
+    return save
+
+
+def save_adapter(policy: Policy) -> Callable[[Path], None] | None:
+    """Writes the policy's adapter alone, as peft reads it; None where it has none."""
+    if not _is_peft(policy.model):
+        return None
+
+    def save(path: Path) -> None:
+        with policy.masters.in_place(), quiet():
+            cast(Any, policy.model).save_pretrained(str(path), save_embedding_layers=False)
 
     return save
 

@@ -18,6 +18,8 @@ from turnwise.log.console import ConsoleSink
 from turnwise.log.events import Sink
 from turnwise.log.store import RunReader
 from turnwise.log.trackers import make_trackers
+from turnwise.train.sft import SftTrainer
+from turnwise.train.stages import StageStopped
 from turnwise.train.trainer import PPOTrainer, RunResult
 
 __all__ = ["Estimate", "RunResult", "estimate", "train"]
@@ -59,7 +61,12 @@ def train(
         *([ReportSink()] if config.log.report else []),
         *callback_sinks([*config.log.callbacks, *callbacks]),
     ]
-    return PPOTrainer(config, resume=resume, sinks=listeners).fit()
+    if config.train.steps == 0:
+        return SftTrainer(config, resume=resume, sinks=listeners).fit()
+    try:
+        return PPOTrainer(config, resume=resume, sinks=listeners).fit()
+    except StageStopped as stopped:
+        return stopped.result
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -101,12 +108,16 @@ class Estimate:
 def estimate(config: Config, *, steps: int = 1) -> Estimate:
     """Estimates time, memory and tokens of the whole run from a few steps in a temporary directory.
 
-    It measures the initial policy; replies that grow during training are not accounted for.
+    It measures the initial policy; replies that grow during training are not accounted for, and
+    neither is the imitation of `sft.source`.
     """
+    if config.train.steps == 0:
+        raise ValueError("an estimate measures training steps, and train.steps is 0")
     with tempfile.TemporaryDirectory(prefix="turnwise-estimate-") as folder:
         short = config.model_copy(
             update={
                 "train": config.train.model_copy(update={"steps": steps}),
+                "sft": config.sft.model_copy(update={"source": ()}),
                 "eval": config.eval.model_copy(
                     update={"before": False, "after": False, "every": 0}
                 ),

@@ -2,12 +2,8 @@
 # pyright: reportUnknownVariableType=false
 """One update: epochs of mini-batches, each split into micro-batches whose gradients are summed."""
 
-import logging
 import math
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from typing import Literal
 
 import torch
 from torch import Tensor
@@ -18,13 +14,10 @@ from turnwise.algos.losses import policy_loss, value_loss
 from turnwise.algos.reduce import token_weights
 from turnwise.config.schema import TrainConfig
 from turnwise.data.batch import Batch
-from turnwise.models.packing import RowLayout, has_kernel, packed_chunks, unpackable, window_of
 from turnwise.models.policy import Policy
-from turnwise.models.scoring import trunk_of
 from turnwise.seeding import derive_seed
 from turnwise.train.optim import NonFiniteError, Optimizer, lr_factor
-
-logger = logging.getLogger(__name__)
+from turnwise.train.passes import MicroBatch, Passes, over_rows
 
 
 class TrainingError(RuntimeError):
@@ -83,9 +76,7 @@ class Learner:
         self.critic_optimizer = (
             Optimizer([(critic, config.critic_lr)], config, masters=policy.masters) if own else None
         )
-        self.packing = choose_packing(config.packing, policy)
-        """Rows are packed instead of padded."""
-        self._window = window_of(policy.model)
+        self.passes = Passes(policy, packing=config.packing, tokens=config.token_limit)
 
     @torch.no_grad()
     def score(self, batch: Batch, *, old_logprobs: bool) -> Batch:
@@ -94,9 +85,9 @@ class Learner:
         sampler's are not exact."""
         policy = self.policy
         policy.train_mode(False)
-        packed = self._packs(batch)
-        micros = self._micro_batches(batch, packed=packed)
-        with self._attention(packed):
+        packed = self.passes.packs(batch)
+        micros = self.passes.micro_batches(batch, packed=packed)
+        with self.passes.attention(packed):
             if old_logprobs:
                 found = over_rows(
                     batch, micros, lambda part, layout: policy.score(part, layout).logprobs
@@ -119,8 +110,8 @@ class Learner:
     def update(self, batch: Batch, *, step: int) -> dict[str, float]:
         """Metrics of the update. The batch must have advantages. A mini-batch that raises has
         changed nothing."""
-        packed = self._packs(batch)
-        with self._attention(packed):
+        packed = self.passes.packs(batch)
+        with self.passes.attention(packed):
             return self._update(batch, step=step, packed=packed)
 
     def _update(self, batch: Batch, *, step: int, packed: bool) -> dict[str, float]:
@@ -181,37 +172,9 @@ class Learner:
     def gradients(self, batch: Batch, *, where: str = "a batch") -> dict[str, float]:
         """Adds the whole batch's gradient to the parameters, as one mini-batch; its metrics."""
         rows = torch.arange(batch.num_rows, device=batch.input_ids.device)
-        packed = self._packs(batch)
-        with self._attention(packed):
+        packed = self.passes.packs(batch)
+        with self.passes.attention(packed):
             return self._gradients(batch, rows, warming=False, packed=packed, where=where)[0]
-
-    def _packs(self, batch: Batch) -> bool:
-        """Whether this batch is packed: not where a row is longer than a layer's window."""
-        return self.packing and (self._window is None or int(batch.lengths.max()) <= self._window)
-
-    def _attention(self, packed: bool) -> AbstractContextManager[None]:
-        return self.policy.packed() if packed else nullcontext()
-
-    def _micro_batches(self, batch: Batch, *, packed: bool) -> list["MicroBatch"]:
-        """The batch in parts of at most `micro_batch_tokens`: real ones where rows are packed, else
-        padded ones.
-
-        All are laid out before the first one runs, so that the host synchronizes with the device
-        only here.
-        """
-        size, device = self.config.token_limit, batch.input_ids.device
-        if packed:
-            chunks = [
-                torch.tensor(rows, device=device)
-                for rows in packed_chunks(batch.lengths.tolist(), size)
-            ]
-        else:
-            chunks = batch.chunks(size)
-        parts = [(rows, batch.select(rows)) for rows in chunks]
-        return [
-            MicroBatch(rows=rows, batch=part, layout=RowLayout.of(part, packed=packed))
-            for rows, part in parts
-        ]
 
     def _gradients(
         self, batch: Batch, rows: Tensor, *, warming: bool, packed: bool, where: str
@@ -224,7 +187,7 @@ class Learner:
         sums: dict[str, Tensor] = {}
         gaps: list[Tensor] = []
         masks: list[Tensor] = []
-        for part in self._micro_batches(mini, packed=packed):
+        for part in self.passes.micro_batches(mini, packed=packed):
             loss, metrics, logprobs = self._loss(part, warming=warming)
             loss.backward()
             gaps.append((logprobs.detach() - part.batch.logprobs).abs().flatten())
@@ -246,9 +209,7 @@ class Learner:
         means = {name: v if name.endswith("_loss") else v / weight for name, v in numbers.items()}
         return means, Gap.of(torch.cat(gaps)[torch.cat(masks)])
 
-    def _loss(
-        self, part: "MicroBatch", *, warming: bool
-    ) -> tuple[Tensor, dict[str, Tensor], Tensor]:
+    def _loss(self, part: MicroBatch, *, warming: bool) -> tuple[Tensor, dict[str, Tensor], Tensor]:
         policy, algorithm, micro = self.policy, self.algorithm, part.batch
         values: Tensor | None = None
         if policy.shares_trunk:
@@ -283,38 +244,3 @@ class Learner:
             optimizer.step(factor)
         self.policy.masters.publish()
         return norms
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class MicroBatch:
-    """Rows of a batch that run through the networks together."""
-
-    rows: Tensor  # [B'] int64: their numbers in the batch
-    batch: Batch
-    layout: RowLayout
-
-
-def over_rows(
-    batch: Batch, micros: Sequence[MicroBatch], function: Callable[[Batch, RowLayout], Tensor]
-) -> Tensor:
-    """[B, T]: the results of `function` for all rows, computed by micro-batch."""
-    result = torch.zeros_like(batch.logprobs)
-    for micro in micros:
-        found = function(micro.batch, micro.layout)
-        result[micro.rows, : found.shape[1]] = found
-    return result
-
-
-def choose_packing(asked: Literal["auto"] | bool, policy: Policy) -> bool:
-    """True if this policy's rows are packed: if requested, or under auto if one kernel attends to
-    all rows.
-
-    A model that cannot be packed is padded, with one warning where packing was expected.
-    """
-    auto = has_kernel(policy.precision.device, policy.precision.dtype)
-    if asked is False or (asked == "auto" and not auto):
-        return False
-    reason = unpackable(trunk_of(policy.model))
-    if reason is not None:
-        logger.warning("rows are padded instead of packed, which is slower: %s", reason)
-    return reason is None

@@ -2,37 +2,33 @@
 """Warm start: supervised training of the embedded model on a random legal player, which teaches the
 format only."""
 
-import logging
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import nn
 
-from turnwise.config.schema import Config, EnvConfig
+from turnwise.config.schema import Config, EnvConfig, TrainConfig
 from turnwise.data.batch import Batch, collate
 from turnwise.data.samples import episode_to_samples
-from turnwise.envs.base import EnvError
-from turnwise.envs.registry import make_env
-from turnwise.evaluate.players import RandomPlayer, player_proxy
-from turnwise.generate.base import ContextOverflowError
+from turnwise.evaluate.players import RandomPlayer
 from turnwise.models.embedded import MAX_CONTEXT, build_model, build_tokenizer
 from turnwise.models.policy import Policy, Precision, prepare
 from turnwise.procs.progress import Progress
 from turnwise.rollout.context import ContextManager
-from turnwise.rollout.outputs import LmOutput
-from turnwise.rollout.plan import EpisodePlan, env_configs, turn_limit
+from turnwise.rollout.plan import env_configs
 from turnwise.rollout.speakers import PlayerError
 from turnwise.seeding import derive_seed
-from turnwise.types import Completion, Episode, Message, Observation, Turn
+from turnwise.train.demonstrations import tokenised
+from turnwise.train.imitation import Imitator, rate_factor, with_all_tokens, with_targets
+from turnwise.train.sources import play_tasks
+from turnwise.types import Episode
 
-logger = logging.getLogger(__name__)
 BATCH_EPISODES = 8
-WARMUP_STEPS, WARMUP_SHARE = 10, 0.05
-"""Minimum number of learning-rate warm-up steps, and their share of all steps."""
-DECAY_SHARE = 0.3
-"""Share of the steps at the end in which the learning rate decays to 0."""
+WARMUP_STEPS = 10
+"""Minimum number of learning-rate warm-up steps."""
+OPTIMIZER = TrainConfig(adam_betas=(0.9, 0.95), packing=False, micro_batch_tokens=2**31)
+"""The whole batch in one pass: the model is small."""
 
 
 def play_randomly(config: Config, tag: str, env_config: EnvConfig, *, count: int) -> list[Episode]:
@@ -42,73 +38,22 @@ def play_randomly(config: Config, tag: str, env_config: EnvConfig, *, count: int
         ValueError: the environment has no random legal actions to imitate. EnvError: the
         environment failed in every episode.
     """
-    env = make_env(env_config)
-    limit = turn_limit(config, env_config, env)
-    plans = [
-        EpisodePlan(
-            env_id=number,
-            group_id=number,
-            index=0,
-            tag=tag,
-            task=env.make_task(derive_seed(config.seed, "warmstart/task", number), "train"),
-            seed=derive_seed(config.seed, "warmstart/actions", number),
-            noise_seed=derive_seed(config.seed, "warmstart/noise", number),
-            episode_id=f"warmstart-{number}",
-            max_turn=limit,
-        )
-        for number in range(count)
-    ]
-    env.close()
-    proxy = player_proxy(config, RandomPlayer(), split="train")
     try:
-        episodes = proxy.play_these(plans)
+        return play_tasks(
+            config,
+            RandomPlayer(),
+            tag,
+            env_config,
+            count=count,
+            purpose="warmstart",
+            task_seed=lambda number: derive_seed(config.seed, "warmstart/task", number),
+        )
     except PlayerError as error:
         raise ValueError(
             "the embedded model imitates random legal actions first, and environment "
             f"{env_config.name!r} names none; "
             "give it random_action, or set model.path to a model that can already talk"
         ) from error
-    finally:
-        proxy.close()
-    played = [episode for episode in episodes if not episode.status.failed]
-    if len(played) < count:
-        first = next(episode for episode in episodes if episode.status.failed)
-        if not played:
-            raise EnvError(
-                f"the random player could not play one of {count} episodes, the first: "
-                f"{first.error}"
-            )
-        logger.warning(
-            "%d of %d episodes of the random player failed, the first: %s",
-            count - len(played),
-            count,
-            first.error,
-        )
-    return played
-
-
-def tokenised(episode: Episode, context: ContextManager, tokenizer: Any) -> Episode:
-    """The episode as a rollout would tokenise it: every reply ends with end-of-sequence, and the
-    episode ends where the context is full."""
-    context.open(0, key=episode.id, seed=0, prompt=episode.prompt, tools=episode.tools)
-    turns: list[Turn] = []
-    answer: tuple[Message, ...] = ()
-    rewritten: Observation | None = None
-    for turn in episode.turns:
-        own = turn.text.removeprefix(context.response_prefix)
-        ids = (*tokenizer.encode(own, add_special_tokens=False), tokenizer.eos_token_id)
-        try:
-            asked = context.next_input(0, answer, rewritten)
-        except ContextOverflowError:
-            break
-        completion = Completion(ids=ids, logprobs=(0.0,) * len(ids), finish_reason="stop")
-        context.get_env_inputs([LmOutput(env_id=0, completion=completion)])
-        turns.append(
-            replace(turn, prompt_ids=asked.new_ids, completion=completion, restart=asked.restart)
-        )
-        answer, rewritten = turn.messages, turn.rewritten
-    context.close(0)
-    return replace(episode, turns=tuple(turns))
 
 
 def _texts(episode: Episode) -> Iterator[str]:
@@ -149,7 +94,8 @@ def build_embedded(
         f"tokens; it imitates {len(transcripts)} episodes of a random player"
     )
     context = ContextManager(tokenizer, config.rollout, max_context=longest_context)
-    played = [tokenised(episode, context, tokenizer) for episode in transcripts]
+    end_id = tokenizer.eos_token_id
+    played = [tokenised(episode, context, end_id=end_id) for episode in transcripts]
     episodes = [episode for episode in played if episode.turns]
     if not episodes:
         raise ValueError(
@@ -182,9 +128,7 @@ def imitate(
     precision = Precision.choose("float32", device=config.train.device)
     policy = Policy(model, tokenizer, precision=precision)
     batch = _collate(episodes, tokenizer)
-    optimizer = torch.optim.AdamW(
-        model.parameters(), lr=settings.warmstart_lr, betas=(0.9, 0.95), weight_decay=0.0
-    )
+    imitator = Imitator(policy, OPTIMIZER, lr=settings.warmstart_lr)
     plan: list[torch.Tensor] = []
     for epoch in range(settings.warmstart_epochs):
         generator = torch.Generator().manual_seed(
@@ -192,25 +136,13 @@ def imitate(
         )
         plan.extend(torch.randperm(batch.num_rows, generator=generator).split(BATCH_EPISODES))
     losses: list[float] = []
-    rising = max(WARMUP_STEPS, WARMUP_SHARE * len(plan))
     with Progress("warm start: imitating, batch", total=len(plan)) as progress:
         for index, rows in enumerate(plan):
-            left = (len(plan) - index) / (DECAY_SHARE * len(plan))
-            rate = settings.warmstart_lr * min(1.0, (index + 1) / rising, left)
-            for group in optimizer.param_groups:
-                group["lr"] = rate
             part = batch.select(rows)
-            if settings.warmstart_observations:
-                part = part.replace(
-                    response_mask=part.attention_mask.bool().index_fill(1, torch.tensor(0), False)
-                )
-            part = part.to(precision.device)
-            loss = -policy.score(part).logprobs.sum() / part.response_mask.sum()
-            optimizer.zero_grad(set_to_none=True)
-            loss.backward()
-            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            optimizer.step()
-            losses.append(loss.item())
+            part = with_all_tokens(part) if settings.warmstart_observations else with_targets(part)
+            factor = rate_factor(index, len(plan), least=WARMUP_STEPS)
+            found = imitator.step(part, factor=factor, where=f"warm start, batch {index}")
+            losses.append(found["loss"])
             progress.advance()
     tail = losses[-max(len(losses) // 10, 1) :]
     return sum(tail) / len(tail)

@@ -46,18 +46,20 @@ class RunView:
     """Lines that the run printed, the newest last."""
     skipped: list[str] = field(default_factory=list[str])
     """What could not be read."""
+    steps: int | None = None
+    """Steps of the whole run. None: as the config says."""
     revision: int = 0
 
     @property
     def total(self) -> int:
-        return self.config.train.steps
+        return self.config.train.steps if self.steps is None else self.steps
 
     def add_row(self, step: int, row: Mapping[str, float | None]) -> None:
         """Takes the numbers of a step, of an evaluation after it or of a baseline."""
         for name, value in row.items():
             if value is not None and math.isfinite(value):
                 self.curves.setdefault(name, {})[step] = value
-        if any(name.startswith("rollout/") for name in row):
+        if any(name.startswith(("rollout/", "sft/")) for name in row):
             self.done = max(self.done, step)
         self.revision += 1
 

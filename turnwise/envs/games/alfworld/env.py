@@ -15,6 +15,7 @@ from turnwise.envs.games.alfworld.games import TASKS, Game, TaskText, load_games
 from turnwise.envs.games.alfworld.generate import GameMaker
 from turnwise.envs.games.alfworld.planner import find_plan
 from turnwise.envs.games.alfworld.rooms import load_plans, sample_plans
+from turnwise.envs.games.alfworld.search import Memory, next_command
 
 EngineName = Literal["plain", "textworld"]
 _LONGEST_COMMAND = 200
@@ -26,7 +27,8 @@ class AlfWorldEnv(BaseEnv):
 
     Games come from a file of games, from floor plans (endless made games), or, with neither, from
     the project's own twenty rooms. Without a file, "train" and "val" games never share a room; with
-    one, they never share a game.
+    one, they never share a game. With both, training games are made on floor plans, and validation
+    plays the file's: their rooms are not used for training.
 
     Example:
         >>> env = AlfWorldEnv()
@@ -47,6 +49,7 @@ class AlfWorldEnv(BaseEnv):
         "clean apple 1 with sinkbasin 1, heat egg 1 with microwave 1, cool egg 1 with fridge 1, "
         "use desklamp 1, look."
     )
+    expert = "searching player"
 
     def __init__(
         self,
@@ -66,11 +69,6 @@ class AlfWorldEnv(BaseEnv):
         `val_split` names the file's split that "val" stands for; None takes all that are not
         "train".
         """
-        if games is not None and floorplans is not None:
-            raise ValueError(
-                f"games come from a file or from floor plans, got both: {games!r} and "
-                f"{floorplans!r}"
-            )
         if engine not in ("plain", "textworld"):
             raise ValueError(f"engine is 'plain' or 'textworld', got {engine!r}")
         if engine == "textworld":
@@ -83,14 +81,21 @@ class AlfWorldEnv(BaseEnv):
             raise ValueError(f"max_steps is at least 1, got {max_steps}")
         self._task_types = tuple(task_types)
         self._floorplans = floorplans
-        self._splits: dict[str, tuple[Game, ...]] | None = None
-        if games is None:
-            _maker(floorplans, self._task_types)
-        else:
+        self._splits: dict[str, tuple[Game, ...]] = {}
+        """The games of the file. Those of a split that is not here are made."""
+        self._without: tuple[str, ...] = ()
+        """Rooms that no game is made in."""
+        if games is not None:
             source = Path(games)
             stamp = source.stat().st_mtime_ns if source.exists() else 0
             chosen = [game for game in _games(games, stamp) if game.task_type in self._task_types]
-            self._splits = split_games(chosen, val_split=val_split)
+            if floorplans is None:
+                self._splits = split_games(chosen, val_split=val_split)
+            else:
+                self._splits = {"val": held_out_games(chosen, val_split=val_split)}
+                self._without = rooms_of(self._splits["val"])
+        if games is None or floorplans is not None:
+            _maker(floorplans, self._task_types, self._without)
         self._engine_name: EngineName = engine
         self._task_text: TaskText = task_text
         self._max_steps, self._win_reward, self._show_admissible = (
@@ -103,6 +108,7 @@ class AlfWorldEnv(BaseEnv):
         self._frame: Frame | None = None
         self._steps = 0
         self._over = True
+        self._memory = Memory()
 
     def reset(
         self,
@@ -126,6 +132,7 @@ class AlfWorldEnv(BaseEnv):
         self._frame = self._engine.reset()
         self._steps = 0
         self._over = False
+        self._memory = Memory()
         return self._text(self._frame), {
             **self._info(self._frame),
             "game": game.id,
@@ -140,6 +147,8 @@ class AlfWorldEnv(BaseEnv):
         command = " ".join(action[: 2 * _LONGEST_COMMAND].lower().split())[:_LONGEST_COMMAND]
         valid = command in self._frame.commands
         self._frame = self._engine.step(command)
+        if isinstance(self._engine, PlainEngine):
+            self._memory.note(command, engine=self._engine, valid=valid)
         self._steps += 1
         won = self._frame.won
         truncated = not won and self._steps >= self._max_steps
@@ -174,6 +183,18 @@ class AlfWorldEnv(BaseEnv):
         """One of the admissible commands."""
         return None if self._frame is None else rng.choice(self._frame.commands)
 
+    def expert_action(self) -> str | None:
+        """What a player does next who looks for things and remembers what it has seen; plain engine
+        only."""
+        if not isinstance(self._engine, PlainEngine) or self._game is None or self._over:
+            return None
+        return next_command(
+            self._game,
+            engine=self._engine,
+            memory=self._memory,
+            sees_commands=self._show_admissible,
+        )
+
     def walkthrough(self) -> tuple[str, ...] | None:
         """Commands that win the current game from its start, where they are known."""
         return self._game.walkthrough if self._game is not None and self._game.walkthrough else None
@@ -185,21 +206,19 @@ class AlfWorldEnv(BaseEnv):
         self._over = True
 
     def _choose(self, seed: int, *, split: str, game_id: str | None) -> Game:
-        if self._splits is None:
-            if game_id is not None:
+        if game_id is not None:
+            if not self._splits:
                 raise EnvError(
                     f"game_id names a game of a file, but no file was given: {game_id!r}"
                 )
-            return _made(
-                self._floorplans, self._task_types, seed, "train" if split == "train" else "val"
-            )
-        if game_id is not None:
             for game in (game for games in self._splits.values() for game in games):
                 if game.id == game_id:
                     return game
             raise EnvError(f"the file has no game {game_id!r}")
-        games = self._splits["train" if split == "train" else "val"]
-        return games[seed % len(games)]
+        part = "train" if split == "train" else "val"
+        if part not in self._splits:
+            return _made(self._floorplans, self._task_types, self._without, seed, part)
+        return self._splits[part][seed % len(self._splits[part])]
 
     def _text(self, frame: Frame) -> str:
         if not self._show_admissible:
@@ -221,15 +240,37 @@ def _games(path: str, stamp: int) -> tuple[Game, ...]:
 
 
 @lru_cache(maxsize=8)
-def _maker(floorplans: str | None, task_types: tuple[str, ...]) -> GameMaker:
-    return GameMaker(
-        sample_plans() if floorplans is None else load_plans(floorplans), task_types=task_types
-    )
+def _maker(
+    floorplans: str | None, task_types: tuple[str, ...], without: tuple[str, ...]
+) -> GameMaker:
+    plans = sample_plans() if floorplans is None else load_plans(floorplans)
+    return GameMaker([plan for plan in plans if plan.name not in without], task_types=task_types)
 
 
 @lru_cache(maxsize=256)
-def _made(floorplans: str | None, task_types: tuple[str, ...], seed: int, split: str) -> Game:
-    return _maker(floorplans, task_types).make(seed, split=split)
+def _made(
+    floorplans: str | None,
+    task_types: tuple[str, ...],
+    without: tuple[str, ...],
+    seed: int,
+    split: str,
+) -> Game:
+    return _maker(floorplans, task_types, without).make(seed, split=split)
+
+
+def rooms_of(games: Sequence[Game]) -> tuple[str, ...]:
+    """The names of the rooms that these games are played in.
+
+    Raises:
+        ValueError: a game does not name its room.
+    """
+    nameless = [game.id for game in games if not game.floor_plan]
+    if nameless:
+        raise ValueError(
+            f"games are made in other rooms than those of validation, and {nameless[0]} does not "
+            "name its room (scene.floor_plan); give games or floorplans, not both"
+        )
+    return tuple(sorted({game.floor_plan for game in games}))
 
 
 def split_games(
@@ -242,15 +283,7 @@ def split_games(
     digests.
     """
     train = [game for game in games if game.split == "train"]
-    val = [
-        game
-        for game in games
-        if (game.split != "train" if val_split is None else game.split == val_split)
-    ]
-    if val_split == "train" or (val_split is not None and not val):
-        raise ValueError(
-            f"val_split is one of {sorted({g.split for g in games} - {'train'})}, got {val_split!r}"
-        )
+    val = _named(games, val_split)
     if not train or not val:
         pool = sorted(train or val, key=lambda game: hashlib.blake2b(game.id.encode()).digest())
         if len(pool) < 2:
@@ -262,3 +295,27 @@ def split_games(
         train, val = pool[held_out:], pool[:held_out]
         train, val = [g for g in games if g in train], [g for g in games if g in val]
     return {"train": tuple(train), "val": tuple(val)}
+
+
+def held_out_games(games: Sequence[Game], *, val_split: str | None = None) -> tuple[Game, ...]:
+    """The games to validate on, where others are made to train on."""
+    found = _named(games, val_split)
+    if not found:
+        raise ValueError(
+            "validation needs games of another split than train, and the file has none"
+        )
+    return tuple(found)
+
+
+def _named(games: Sequence[Game], val_split: str | None) -> list[Game]:
+    """The games of this split; None: of all but "train"."""
+    found = [
+        game
+        for game in games
+        if (game.split != "train" if val_split is None else game.split == val_split)
+    ]
+    if val_split == "train" or (val_split is not None and not found):
+        raise ValueError(
+            f"val_split is one of {sorted({g.split for g in games} - {'train'})}, got {val_split!r}"
+        )
+    return found

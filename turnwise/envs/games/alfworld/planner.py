@@ -6,7 +6,7 @@ the goal. Every place is one command away from every other, so a plan is short a
 needed.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from turnwise.envs.games.alfworld import text
 from turnwise.envs.games.alfworld.engine import PlainEngine
@@ -20,7 +20,7 @@ TREATMENTS = {
 """Task -> the verb, what an object must be for it, what it is afterwards, and where it is done."""
 
 
-class _Stuck(Exception):
+class Stuck(Exception):
     """No command makes progress."""
 
 
@@ -30,16 +30,18 @@ def find_plan(game: Game, *, engine: PlainEngine | None = None) -> tuple[str, ..
 
     The engine itself stays where it is.
     """
-    player = _Player(game.engine() if engine is None else engine.copy(), game)
+    player = Planner(game.engine() if engine is None else engine.copy(), game)
     try:
         if not player.engine.won():
             player.play()
-    except _Stuck:
+    except Stuck:
         return None
     return tuple(player.commands) if player.engine.won() else None
 
 
-class _Player:
+class Planner:
+    """Plays a game to its end, and notes the commands."""
+
     def __init__(self, engine: PlainEngine, game: Game) -> None:
         self.engine = engine
         self.world = engine.world
@@ -66,7 +68,7 @@ class _Player:
             if ("toggleable", lamp) in self.world.traits
         ]
         receptacle = self.nearest(spots)
-        lamp = next(thing for thing in self.engine.inside[receptacle] if thing in lamps)
+        lamp = next(thing for thing in self.contents(receptacle) if thing in lamps)
         self.go(receptacle)
         if not self.engine.won():
             self.do(f"use {self.world.names[lamp]}")
@@ -91,14 +93,12 @@ class _Player:
         things = set(self.things_of(self.wanted))
         receptacles = self.receptacles_of(self.target)
         if not receptacles:
-            raise _Stuck
-        inside = self.engine.inside
-        best = max(len(things & set(inside.get(receptacle, ()))) for receptacle in receptacles)
-        target = self.nearest(
-            [r for r in receptacles if len(things & set(inside.get(r, ()))) == best]
-        )
+            raise Stuck
+        there = {receptacle: things & set(self.contents(receptacle)) for receptacle in receptacles}
+        best = max(len(found) for found in there.values())
+        target = self.nearest([r for r in receptacles if len(there[r]) == best])
         for _ in range(2 - best):
-            self.hold(sorted(things - set(inside.get(target, ()))))
+            self.hold(sorted(things - set(self.contents(target))))
             self.put(target)
 
     def hold(self, things: Iterable[str]) -> str:
@@ -146,14 +146,14 @@ class _Player:
 
     def do(self, command: str) -> None:
         if self.engine.step(command).text == text.NOTHING_HAPPENS:
-            raise _Stuck
+            raise Stuck
         self.commands.append(command)
 
     def nearest(self, receptacles: Iterable[str]) -> str:
         """The receptacle that costs the fewest commands to get at; the first by id among equals."""
         known = sorted(receptacles)
         if not known:
-            raise _Stuck
+            raise Stuck
         return min(
             known,
             key=lambda r: (
@@ -176,7 +176,9 @@ class _Player:
 
     def receptacles_with(self, thing: str) -> list[str]:
         return [
-            r
-            for r, contents in self.engine.inside.items()
-            if thing in contents and r in self.world.locations
+            r for r in self.engine.inside if thing in self.contents(r) and r in self.world.locations
         ]
+
+    def contents(self, receptacle: str) -> Sequence[str]:
+        """What lies in a receptacle, as far as the player knows."""
+        return self.engine.inside.get(receptacle, ())

@@ -1,0 +1,173 @@
+"""`turnwise sft`: imitates demonstrations, from a player, a run, or a file of episodes or
+messages."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from turnwise.cli.args import TAKES_OVERRIDES, Trust, fail, refuse_code, split_source, told_shortly
+from turnwise.cli.train import config_of_run, run_native, show_plan
+from turnwise.config import Config, load_config, run_config, show_config
+from turnwise.config.known import remember
+
+
+def register(app: typer.Typer) -> None:
+    app.command(
+        "sft",
+        context_settings=TAKES_OVERRIDES,
+        options_metavar=(
+            "SOURCE... [RECIPE|CONFIG.yaml] [KEY=VALUE]... [--best [COUNT]] [OPTIONS]"
+        ),
+        epilog="Example: turnwise sft expert frozen_lake sft.episodes=500",
+    )(sft)
+
+
+def sft(
+    ctx: typer.Context,
+    resume: Annotated[
+        Path | None, typer.Option(help="Resume this run directory from its last checkpoint.")
+    ] = None,
+    write: Annotated[
+        Path | None,
+        typer.Option(
+            help="Only write the demonstrations to this file (.jsonl or .jsonl.gz); no model is "
+            "needed."
+        ),
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print the resolved config and stop.")
+    ] = False,
+    trust: Trust = False,
+) -> None:
+    """Imitate demonstrations. SOURCE is a player (expert, random, openai:URL#MODEL,
+    script:FILE.py:FUNCTION), a run directory, or a JSONL file of episodes or messages. --best keeps
+    the episodes that succeeded, --best 4 the best four of each task."""
+    if resume is not None:
+        config, stored = config_of_run(ctx.args, resume)
+        if config.train.steps:
+            fail(f"{resume} is a run of `turnwise train`; write turnwise train --resume {resume}")
+        refuse_code(config, stored=stored, trust=trust)
+        run_native(config, resume=resume)
+        return
+    words = read_words(ctx.args)
+    config = _config(words, embedded=False if write is not None else None, trust=trust)
+    if dry_run:
+        print(show_config(config), end="")
+        show_plan(config)
+    elif write is not None:
+        _write(config, write)
+    else:
+        run_native(config)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Words:
+    """The command line, sorted."""
+
+    sources: tuple[str, ...]
+    config: str | None
+    """A recipe or a config file."""
+    overrides: tuple[str, ...]
+
+
+def read_words(words: Sequence[str]) -> Words:
+    """The sources, the recipe and the overrides among the words.
+
+    Example:
+        >>> read_words(["expert", "bandit", "--best", "2", "seed=1"])
+        Words(sources=('expert',), config='bandit', overrides=('seed=1', 'sft.keep=2'))
+        >>> read_words(["--best", "random"]).overrides
+        ('sft.keep=success',)
+    """
+    from turnwise.train.sources import is_player
+
+    sources: list[str] = []
+    rest: list[str] = []
+    best: list[str] = []
+    queue = list(words)
+    while queue:
+        word = queue.pop(0)
+        if word == "--best":
+            best = [f"sft.keep={queue.pop(0) if queue and queue[0].isdigit() else 'success'}"]
+        elif word.startswith("--best="):
+            best = [f"sft.keep={word.removeprefix('--best=')}"]
+        elif word.startswith("--") and "=" not in word and queue:
+            rest += [word, queue.pop(0)]
+        elif is_player(word) or _is_stored(word):
+            sources.append(word)
+        else:
+            rest.append(word)
+    config, overrides = split_source(rest)
+    if config is not None and Path(config).is_dir():
+        fail(f"{config} is no run directory: it has no config.yaml")
+    return Words(sources=tuple(sources), config=config, overrides=(*overrides, *best))
+
+
+def _is_stored(word: str) -> bool:
+    path = Path(word)
+    return (path / "config.yaml").is_file() or word.endswith((".jsonl", ".jsonl.gz"))
+
+
+def _config(words: Words, *, embedded: bool | None, trust: bool) -> Config:
+    """The config of the run: that of the recipe or file, else the one that was stored with the
+    demonstrations. Without an environment, nothing is evaluated."""
+    from turnwise.train.sources import is_player
+
+    overrides = ["train.steps=0", *words.overrides]
+    if words.sources:
+        overrides.append(f"sft.source={list(words.sources)}")
+    stored = None if words.config is not None else _stored_config(words.sources)
+    if stored is not None:
+        config = run_config(_settings_of(stored), overrides, embedded=embedded)
+        refuse_code(config, stored=stored, trust=trust)
+        return config
+    named = [word.lstrip("-").startswith(("env.", "envs", "sft.source")) for word in overrides]
+    played = any(map(is_player, words.sources))
+    if words.config is None and not played and not any(named[:-1]):
+        overrides = ["eval.before=false", "eval.after=false", *overrides]
+    if not words.sources and words.config is None:
+        fail(
+            "there is nothing to imitate; give a source: expert, random, a run directory, a file "
+            ".jsonl of episodes or messages"
+        )
+    return run_config(words.config, overrides, embedded=embedded)
+
+
+def _stored_config(sources: Sequence[str]) -> Path | None:
+    """The config that lies with the first stored demonstrations."""
+    from turnwise.cli.rollout import config_path
+
+    for source in map(Path, sources):
+        for path in (source / "config.yaml", config_path(source)):
+            if path.is_file():
+                return path
+    return None
+
+
+def _settings_of(stored: Path) -> dict[str, Any]:
+    """What a stored config says of environment, rollout and model; not how it was run."""
+    tree = load_config(stored).model_dump(mode="json")
+    tree["log"]["name"] = None
+    del tree["sft"]
+    return tree
+
+
+def _write(config: Config, path: Path) -> None:
+    from turnwise.cli.rollout import config_path
+    from turnwise.envs.base import EnvError
+    from turnwise.train.setup import choose_setting
+    from turnwise.train.sources import collect, write_messages
+
+    if not path.name.endswith((".jsonl", ".jsonl.gz")):
+        fail(f"--write names a file .jsonl or .jsonl.gz, got {path}")
+    with told_shortly((ValueError, OSError), (EnvError,)):
+        setting = choose_setting(config)
+        found = collect(setting.config, factories=setting.factories, say=print)
+        count = write_messages(path, found)
+    text = show_config(config)
+    config_path(path).write_text(text, encoding="utf-8")
+    remember(text)
+    print(f"{count} conversations in {path}; learn them with `turnwise sft {path} model.path=DIR`")

@@ -1,0 +1,58 @@
+"""Players by name: random, expert, scripted, behind an endpoint."""
+
+import os
+
+from turnwise.config.schema import Config
+from turnwise.evaluate.baselines import ExpertPlayer
+from turnwise.evaluate.players import ChatPlayer, Player, RandomPlayer, ScriptedPlayer
+from turnwise.generate.openai import ChatClient
+from turnwise.rollout.proxy import sampling_for
+from turnwise.rollout.speakers import PlayerError
+from turnwise.user_code import UnknownNameError, load_named
+
+KINDS = ("random", "expert", "script", "openai")
+"""How the names of players begin."""
+
+
+def load_player(spec: str, config: Config) -> Player:
+    """The player of this name: random, expert, openai:URL#MODEL, or script:WHERE:FUNCTION.
+
+    Raises:
+        PlayerError: the name is unknown.
+    """
+    kind, _, rest = spec.partition(":")
+    if kind == "random" and not rest:
+        return RandomPlayer()
+    if kind == "expert" and not rest:
+        return ExpertPlayer()
+    if kind == "script" and ":" in rest:
+        try:
+            return ScriptedPlayer(spec, load_named(rest))
+        except UnknownNameError as error:
+            raise PlayerError(
+                f"{error}; a script is called with a Situation and returns text"
+            ) from error
+    if kind == "openai" and rest:
+        return _chat_player(rest, config)
+    raise PlayerError(
+        f"unknown player {spec!r}; players are random, expert, script:FILE.py:FUNCTION (or "
+        "script:MODULE:FUNCTION) and openai:URL#MODEL, or name a run directory or a model"
+    )
+
+
+def _chat_player(where: str, config: Config) -> ChatPlayer:
+    url, _, model = where.partition("#")
+    if not model:
+        raise PlayerError(
+            f"openai:{where} names no model; write openai:URL#MODEL, as in openai:{url}#qwen3"
+        )
+    try:
+        client = ChatClient(
+            url,
+            model=model,
+            api_key=os.environ.get("OPENAI_API_KEY"),
+            timeout=config.rollout.generate_timeout,
+        )
+    except ValueError as error:
+        raise PlayerError(str(error)) from error
+    return ChatPlayer(model, client, sampling_for(config.rollout, "val"))
