@@ -57,7 +57,7 @@ class LakeRun:
                     "max_turn": MAX_TURNS,
                     "format": {"style": "raw", "think": False, "max_actions_per_turn": 1},
                 },
-                "train": {"steps": steps, "lr": 2e-4 * (1 + seed)},
+                "train": {"steps": steps, "lr": 2e-4 * (1 + seed), "max_turn": MAX_TURNS},
                 "algo": {"name": "bi_level_gae" if seed == 0 else "grpo"},
             }
         )
