@@ -392,6 +392,9 @@ class TrainConfig(Section):
     max_idle_steps: int = Field(default=10, ge=1)
     """Stop after this many consecutive steps in which no group differed in reward (no learning
     signal)."""
+    max_collapsed_steps: int = Field(default=5, ge=0)
+    """Stop after this many consecutive steps in which every reply is the same and nothing succeeds
+    (docs/metrics.md defines it). 0: never."""
     device: str = "auto"
     """auto, cpu, cuda or cuda:N."""
     deterministic: bool | None = None

@@ -10,7 +10,7 @@ from collections.abc import Generator as Iterator
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NoReturn
 
 import torch
 
@@ -25,6 +25,7 @@ from turnwise.envs.trust import code_digests
 from turnwise.evaluate import baselines
 from turnwise.evaluate.evaluation import EvalResult, EvaluationError, PolicyPlayer, evaluate
 from turnwise.log.callbacks import StopTraining
+from turnwise.log.doctor import COLLAPSE_ADVICE
 from turnwise.log.events import (
     CheckpointSaved,
     EpisodeDone,
@@ -38,6 +39,7 @@ from turnwise.log.events import (
     StepDone,
     TurnDone,
 )
+from turnwise.log.metrics import is_collapsed
 from turnwise.log.store import RunDirectory, RunReader
 from turnwise.models.memory import planned
 from turnwise.models.policy import Precision
@@ -160,6 +162,7 @@ class PPOTrainer:
         self.evaluations: list[Evaluated] = []
         self._code = code_digests(config)
         self.idle_steps = 0
+        self.collapsed_steps = 0
         self._enough = False
         """A callback asked for the end."""
         self.step = 0
@@ -294,6 +297,7 @@ class PPOTrainer:
             "version": self.learner.version,
             "kl_coef": self.learner.kl.coef,
             "idle_steps": self.idle_steps,
+            "collapsed_steps": self.collapsed_steps,
             "reward_statistics": self.normalizer.state_dict(),
             "env_resets": self.proxy.env_state.num_resets,
             "evaluations": [event.to_json() for event in self.evaluations],
@@ -395,6 +399,7 @@ class PPOTrainer:
             self.generator.weights_updated(self.learner.version)
         self._store(result)
         self.idle_steps = 0 if result.updated else self.idle_steps + 1
+        self.collapsed_steps = self.collapsed_steps + 1 if is_collapsed(result.metrics) else 0
         self.step += 1
         try:
             self._emit(StepDone(step=self.step, metrics=result.metrics))
@@ -404,6 +409,9 @@ class PPOTrainer:
             self._note(Notice(kind="stopped", message=message, step=self.step, level="info"))
         if not result.updated:
             self._note_idle()
+        limit = self.config.train.max_collapsed_steps
+        if limit and self.collapsed_steps >= limit and self.step < self.config.train.steps:
+            self._end_collapsed()
 
     def _tell_turn(self, agent: Agent) -> None:
         turn = TurnDone(
@@ -438,18 +446,33 @@ class PPOTrainer:
         )
         self._note(Notice(kind="idle_step", message=message, step=self.step))
         if self.idle_steps >= limit:
-            try:
-                if self.config.eval.after:  # useful in both cases
-                    self.evaluate("after")
-            finally:
-                self._checkpoint()
-            raise TrainingError(
+            self._give_up(
                 f"{message}. Stopped: either every task is solved, or none ever is. Make tasks "
                 "easier or harder, raise "
                 "rollout.train.group_size or rollout.temperature, shape the reward (env.shaping), "
                 "or raise "
                 "train.max_idle_steps"
             )
+
+    def _end_collapsed(self) -> NoReturn:
+        message = (
+            f"step {self.step}: every reply is the same and nothing succeeds, for "
+            f"{self.collapsed_steps} steps in a row"
+        )
+        self._note(Notice(kind="collapse_stop", message=message, step=self.step))
+        self._give_up(
+            f"{message}. Stopped: {COLLAPSE_ADVICE}. train.max_collapsed_steps: 0 lets such a run "
+            "go on"
+        )
+
+    def _give_up(self, why: str) -> NoReturn:
+        """Evaluates, writes a checkpoint and ends the run."""
+        try:
+            if self.config.eval.after:  # where the policy stands is useful in any case
+                self.evaluate("after")
+        finally:
+            self._checkpoint()
+        raise TrainingError(why)
 
     def _load(self, checkpoint: Checkpoint) -> None:
         state, tensors = checkpoint.state, checkpoint.tensors()
@@ -462,6 +485,7 @@ class PPOTrainer:
             self.learner.kl = KLState(coef=state["kl_coef"], target=self.algorithm.kl_target)
             self.learner.adapt_kl(self.algorithm.kl_target, num_episodes=0)
         self.idle_steps = state["idle_steps"]
+        self.collapsed_steps = state.get("collapsed_steps", 0)
         self.normalizer.load_state_dict(state["reward_statistics"])
         self.step = checkpoint.step
         self.evaluations = [Evaluated.from_json(event) for event in state["evaluations"]]
