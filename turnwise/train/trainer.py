@@ -408,7 +408,7 @@ class PPOTrainer:
             message = f"a callback ended the run after step {self.step}: {stop}"
             self._note(Notice(kind="stopped", message=message, step=self.step, level="info"))
         if not result.updated:
-            self._note_idle()
+            self._note_idle(penalties=int(result.metrics.get("group/penalty_only", 0.0)))
         limit = self.config.train.max_collapsed_steps
         if limit and self.collapsed_steps >= limit and self.step < self.config.train.steps:
             self._end_collapsed()
@@ -437,11 +437,12 @@ class PPOTrainer:
                 self.run.write_credit(number, result.credit)
         self.run.write_metrics(number, result.metrics)
 
-    def _note_idle(self) -> None:
+    def _note_idle(self, *, penalties: int) -> None:
         limit = self.config.train.max_idle_steps
+        but = f" but for penalties in {penalties} (algo.penalty_only_groups)" if penalties else ""
         message = (
-            f"step {self.step}: in no group did episodes differ in reward, so there was nothing to "
-            "learn "
+            f"step {self.step}: in no group did episodes differ in reward{but}, so there was "
+            "nothing to learn "
             f"({self.idle_steps} of {limit} such steps in a row)"
         )
         self._note(Notice(kind="idle_step", message=message, step=self.step))

@@ -132,6 +132,12 @@ def _rules(config: Config, algorithm: Algorithm) -> list[tuple[str, Any, bool, s
             "TRL counts steps; set train.steps",
         ),
         (
+            "algo.penalty_only_groups",
+            config.algo.penalty_only_groups,
+            config.algo.penalty_only_groups == "drop",
+            "TRL trains on every group",
+        ),
+        (
             "train.max_collapsed_steps",
             config.train.max_collapsed_steps,
             config.train.max_collapsed_steps not in (0, COLLAPSED_STEPS),
