@@ -45,6 +45,20 @@ class Constant(BaseEnv):
         return "Over.", 1.0, True, {"success": True}
 
 
+class Hopeless(BaseEnv):
+    """There is one action, and it never leads anywhere."""
+
+    instruction = "Wait."
+    actions = ("wait",)
+    max_turns = 1
+
+    def reset(self, seed: int | None = None, **kwargs: Any) -> str:
+        return "Go."
+
+    def step(self, action: str) -> tuple[str, float, bool, dict[str, Any]]:
+        return "Over.", 0.0, True, {"success": False}
+
+
 class Broken(BaseEnv):
     """Cannot even be made."""
 

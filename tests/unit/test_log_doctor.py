@@ -9,9 +9,10 @@ from turnwise.config.schema import AlgoConfig, Config, TrainConfig
 from turnwise.log.doctor import CHECKS, Chart, diagnose, read_chart
 from turnwise.log.events import Evaluated
 from turnwise.log.machine import describe, look_around
-from turnwise.log.metrics import rollout_metrics
+from turnwise.log.metrics import is_collapsed, rollout_metrics
 from turnwise.log.outcome import summary_json
 from turnwise.log.store import LedgerEntry, RunReader
+from turnwise.log.terminal.follow import Follower
 from turnwise.types import Status
 
 HEALTHY = {
@@ -79,6 +80,7 @@ ILL: dict[str, tuple[Chart, ...]] = {
     "not_finite": (chart(not_finite={"train/x": 3, "train/y": 4}),),
     "zero_variance_groups": (chart(last={"rollout/zero_variance_groups": 0.9}),),
     "idle_steps": (chart(last={"train/idle": 1.0}),),
+    "collapsed": (chart(last={"rollout/top_reply": 1.0, "rollout/success": 0.0}, collapsed=5),),
     "template_collapse": (chart(last={"rollout/top_reply": 0.95}),),
     "blind_policy": (chart(last={"rollout/observation_information": 0.01}),),
     "no_better_than_blind": (chart(summary={**SUMMARY, "baselines": [BLIND]}),),
@@ -123,6 +125,52 @@ def test_what_is_said_of_those_that_are_not_curves() -> None:
     assert "train/x in step 3" in diagnose(ILL["not_finite"][0])[0].evidence
     severities = [diagnose(ill)[0].severity for ill in ILL["no_improvement"]]
     assert severities == ["warning", "problem"]
+
+
+LOST = {
+    "rollout/success": 0.0,
+    "rollout/top_reply": 0.95,
+    "rollout/turns": 2.0,
+    "rollout/episodes": 8.0,
+    "rollout/format_valid": 1.0,
+}
+
+
+@pytest.mark.parametrize(
+    ("changes", "lost"),
+    [
+        ({}, True),
+        ({"rollout/top_reply": 0.94}, False),
+        ({"rollout/success": 0.01}, False),
+        ({"rollout/success": None}, False),
+        ({"rollout/success": None, "rollout/format_valid": 0.0}, True),
+        ({"rollout/episodes": 3.0}, False),
+        ({"rollout/top_reply": None}, False),
+    ],
+)
+def test_what_a_collapsed_step_is(changes: dict[str, float | None], lost: bool) -> None:
+    assert is_collapsed({**LOST, **changes}) is lost
+
+
+@pytest.mark.parametrize(("steps", "found"), [(4, []), (5, ["collapsed"])])
+def test_five_collapsed_steps_in_a_row_are_said(
+    steps: int, found: list[str], tmp_path: Path
+) -> None:
+    with make_run(tmp_path, config=Config(train=TrainConfig(steps=9))) as run:
+        run.write_metrics(0, {"eval/success": 0.0})
+        run.write_metrics(1, HEALTHY)
+        for step in range(2, 2 + steps):
+            run.write_metrics(step, LOST)
+            run.write_metrics(step, {"eval/success": 0.0})
+        run.write_summary(SUMMARY)
+    reader = RunReader(run.path)
+    chosen = [one for one in diagnose(read_chart(reader)) if "collapse" in one.name]
+    assert [one.name for one in chosen] == found
+    if found:
+        assert "every reply is the same and nothing succeeds" in chosen[0].evidence
+    follower = Follower(reader)
+    follower.look()
+    assert follower.view.chart().collapsed == steps
 
 
 def test_a_solved_task_is_no_collapse() -> None:

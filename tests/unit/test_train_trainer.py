@@ -16,6 +16,7 @@ from turnwise.config.load import load_config
 from turnwise.config.schema import Config
 from turnwise.data.batch import collate
 from turnwise.data.samples import episode_to_samples
+from turnwise.log.doctor import diagnose, read_chart
 from turnwise.log.events import Event, Notice
 from turnwise.log.store import RunDirectory, RunDirectoryError, RunReader
 from turnwise.train.checkpoint import list_checkpoints, read_checkpoint
@@ -29,6 +30,15 @@ LAKE = {
     "options": {"size": 3},
     "format": {"style": "raw", "think": False, "max_actions_per_turn": 1},
     "system_prompt": "Walk.",
+}
+
+
+KNOWS_THE_FORMAT = {
+    "hidden_size": 16,
+    "num_layers": 1,
+    "num_heads": 2,
+    "warmstart_episodes": 256,
+    "warmstart_lr": 0.02,
 }
 
 
@@ -254,15 +264,7 @@ def test_groups_without_variance_are_said_and_stop_the_run(tmp_path: Path) -> No
         env={**LAKE, "name": "learn_envs:Constant", "options": {}},
         algo={"name": "grpo"},
         train={"steps": 9, "max_idle_steps": 2},
-        model={
-            "embedded": {
-                "hidden_size": 16,
-                "num_layers": 1,
-                "num_heads": 2,
-                "warmstart_episodes": 256,
-                "warmstart_lr": 0.02,
-            }
-        },
+        model={"embedded": KNOWS_THE_FORMAT},
     )
     config = config.model_copy(
         update={
@@ -281,6 +283,32 @@ def test_groups_without_variance_are_said_and_stop_the_run(tmp_path: Path) -> No
     assert [event["kind"] for event in RunReader(run).events()].count("idle_step") >= 2
     state = read_checkpoint(list_checkpoints(run / "checkpoints")[-1]).state
     assert [event["label"] for event in state["evaluations"]] == ["before", "after"]
+
+
+def test_a_run_that_says_one_thing_without_success_stops_with_advice(tmp_path: Path) -> None:
+    config = quick(
+        tmp_path,
+        env={**LAKE, "name": "learn_envs:Hopeless", "options": {}},
+        train={"steps": 9, "max_turn": 1, "lr": 1e-5, "max_collapsed_steps": 3},
+        model={"embedded": KNOWS_THE_FORMAT},
+        rollout={
+            "train": {"env_groups": 2, "group_size": 4},
+            "max_response_tokens": 4,
+            "temperature": 0.05,
+            "isolation": "inline",
+        },
+    )
+    with pytest.raises(TrainingError, match="every reply is the same and nothing succeeds"):
+        train(config, sinks=())
+    run = next(iter(tmp_path.iterdir()))
+    assert [event["kind"] for event in RunReader(run).events()].count("collapse_stop") == 1
+    checkpoint = read_checkpoint(list_checkpoints(run / "checkpoints")[-1])
+    assert checkpoint.step == 3
+    assert [event["label"] for event in checkpoint.state["evaluations"]] == ["before", "after"]
+    assert "collapsed" in [one.name for one in diagnose(read_chart(RunReader(run)))]
+    off = config.train.model_copy(update={"max_collapsed_steps": 0, "steps": 5})
+    result = train(config.model_copy(update={"train": off}), resume=run, sinks=())
+    assert result.steps == 5
 
 
 def _prompts(folder: Path) -> dict[str, object]:

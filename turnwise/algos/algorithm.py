@@ -77,6 +77,8 @@ class Algorithm:
     kl_target: float | None = None
     tis_cap: float | None = None
     singleton: Literal["error", "zero"] = "error"
+    penalty_only_groups: Literal["drop", "train"] = "drop"
+    """Read where the estimator compares groups (data/penalties.py)."""
     filter: Filter = "none"
     filter_keep: float = 1.0
     gigpo_weight: float = 1.0

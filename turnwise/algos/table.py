@@ -68,6 +68,7 @@ def build_algorithm(cfg: AlgoConfig) -> Algorithm:
         "tis_cap",
         "surrogate",
         "ratio_level",
+        "penalty_only_groups",
     )
     for name in optional:
         if chosen[name] is None:
@@ -139,6 +140,7 @@ def _refuse_idle_settings(cfg: AlgoConfig, algorithm: Algorithm) -> None:
             algorithm.reduction == "token_sum_norm",
             "its reduction divides by no constant",
         ),
+        ("penalty_only_groups", algorithm.compares_groups, "it compares no groups"),
         (
             "filter_keep",
             algorithm.filter in ("variance_top_p", "variance_top_k"),

@@ -370,6 +370,10 @@ class AlgoConfig(Section):
     sampler is another engine."""
     singleton: Literal["error", "zero"] = "error"
     """A group of one has no baseline: raise an error, or set its advantage to zero and count it."""
+    penalty_only_groups: Literal["drop", "train"] | None = None
+    """Groups whose episodes differ in nothing but format penalties, none having succeeded: give
+    them no advantage, or train on them like on others. Group-relative algorithms only. None: drop
+    them in the native trainer; TRL and verl train on them."""
     filter: Literal["none", "variance_top_p", "variance_top_k", "dynamic"] = "none"
     """Which groups are trained on, by the variance of their episodes' rewards."""
     filter_keep: float = Field(default=1.0, gt=0.0, le=1.0)
@@ -426,6 +430,9 @@ class TrainConfig(Section):
     max_idle_steps: int = Field(default=10, ge=1)
     """Stop after this many consecutive steps in which no group differed in reward (no learning
     signal)."""
+    max_collapsed_steps: int = Field(default=5, ge=0)
+    """Stop after this many consecutive steps in which every reply is the same and nothing succeeds
+    (docs/metrics.md defines it). 0: never."""
     device: str = "auto"
     """auto, cpu, cuda or cuda:N."""
     deterministic: bool | None = None

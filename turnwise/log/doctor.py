@@ -11,8 +11,19 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from turnwise.config.schema import GROUP_RELATIVE, Config
+from turnwise.log.metrics import collapsed_steps
 from turnwise.log.store import LedgerEntry, RunReader, merge_rows
 from turnwise.types import Json
+
+COLLAPSED_STEPS = 5
+"""Steps after which a collapse is said."""
+COLLAPSE_ADVICE = (
+    "more steps will not mend it: a policy that always says the same meets nothing to learn from. "
+    "Read some replies (`turnwise report RUN`). If the model never solved a task, make tasks "
+    "easier, ask for a simpler reply (env.format) or begin with a model that succeeds sometimes; "
+    "if it did, go back to an earlier checkpoint with a lower train.lr, with algo.kl_coef or "
+    "algo.entropy_coef above 0, or with a higher rollout.temperature"
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,6 +53,8 @@ class Chart:
     ledger: tuple[LedgerEntry, ...] = ()
     events: tuple[Mapping[str, Json], ...] = ()
     summary: Mapping[str, Json] = field(default_factory=dict[str, Json])
+    collapsed: int = 0
+    """The last steps in a row in which every reply was the same and nothing succeeded."""
     errors: tuple[tuple[str, int], ...] = ()
     """Errors of failed episodes that are stored, the most frequent first."""
 
@@ -101,6 +114,7 @@ def make_chart(
         ledger=tuple(ledger),
         events=tuple(events),
         summary=summary,
+        collapsed=collapsed_steps(merged),
     )
 
 
@@ -207,7 +221,25 @@ def idle_steps(chart: Chart) -> Diagnosis | None:
     )
 
 
+def collapsed(chart: Chart) -> Diagnosis | None:
+    limit = chart.config.train.max_collapsed_steps or COLLAPSED_STEPS
+    if chart.collapsed < min(limit, COLLAPSED_STEPS):
+        return None
+    top = chart.curves["rollout/top_reply"][-1]
+    return Diagnosis(
+        name="collapsed",
+        severity="problem",
+        evidence=(
+            f"every reply is the same and nothing succeeds: in the last {chart.collapsed} steps no "
+            f"episode succeeded, and {top:.0%} of the replies are one text"
+        ),
+        advice=COLLAPSE_ADVICE,
+    )
+
+
 def template_collapse(chart: Chart) -> Diagnosis | None:
+    if collapsed(chart) is not None:  # which says more
+        return None
     top, states = chart.last("rollout/top_reply"), chart.last("rollout/distinct_states")
     turns = (chart.last("rollout/turns") or 0.0) * (chart.last("rollout/episodes") or 0.0)
     if top is None or states is None or top < 0.8 or states * turns < 8:
@@ -478,6 +510,7 @@ CHECKS: tuple[Callable[[Chart], Diagnosis | None], ...] = (
     not_finite,
     zero_variance_groups,
     idle_steps,
+    collapsed,
     template_collapse,
     blind_policy,
     no_better_than_blind,

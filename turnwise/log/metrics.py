@@ -196,6 +196,47 @@ def judged(said: Sequence[tuple[str, bool | None]]) -> list[bool | None]:
     return [False if success is None and tag in speaking else success for tag, success in said]
 
 
+ONE_REPLY = 0.95
+"""Share of the replies that are one text, from which on they count as all the same."""
+FEWEST_TURNS = 8
+"""Replies of a step below which being all the same says nothing."""
+
+
+def is_collapsed(metrics: Mapping[str, float | None]) -> bool:
+    """Whether in this step every reply was the same and nothing succeeded.
+
+    Nothing succeeds where success is 0, or where no reply had an action, so that no environment
+    could say anything of success. Where environments never do, nothing is known.
+
+    Example:
+        >>> is_collapsed({"rollout/success": 0.0, "rollout/top_reply": 0.98,
+        ...               "rollout/turns": 4.0, "rollout/episodes": 64.0})
+        True
+        >>> is_collapsed({"rollout/success": 0.1, "rollout/top_reply": 1.0,
+        ...               "rollout/turns": 4.0, "rollout/episodes": 64.0})
+        False
+    """
+    success, top = metrics.get("rollout/success"), metrics.get("rollout/top_reply")
+    failed = metrics.get("rollout/format_valid") == 0.0 if success is None else success == 0.0
+    turns = (metrics.get("rollout/turns") or 0.0) * (metrics.get("rollout/episodes") or 0.0)
+    return failed and top is not None and top >= ONE_REPLY and turns >= FEWEST_TURNS
+
+
+def collapsed_steps(rows: Iterable[Mapping[str, float | None]]) -> int:
+    """How many of the last steps are collapsed, in a row. Rows are in the order of steps; those
+    without a rollout do not count.
+
+    Example:
+        >>> collapsed_steps([{"step": 0}, {"step": 1, "rollout/episodes": 8.0}])
+        0
+    """
+    found = 0
+    for row in rows:
+        if "rollout/episodes" in row:
+            found = found + 1 if is_collapsed(row) else 0
+    return found
+
+
 def _outcomes(played: Sequence[Episode]) -> dict[str, Metric]:
     rewards = [episode.reward for episode in played]
     metrics: dict[str, Metric] = {

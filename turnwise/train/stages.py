@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 from turnwise.config.schema import Config
+from turnwise.inspect.report import ReportSink
 from turnwise.log.events import Event, RunEnded, Sink, Sinks
-from turnwise.log.report import ReportSink
 from turnwise.procs.stop import Stopped
 from turnwise.train.base import RunResult
 from turnwise.train.checkpoint import write_folder

@@ -9,11 +9,13 @@ from dataclasses import dataclass, field
 
 import torch
 
+from turnwise.algos.algorithm import Algorithm
 from turnwise.algos.credit import compute_advantages
 from turnwise.algos.filters import filter_groups
 from turnwise.algos.kl import kl_rewards
 from turnwise.algos.normalize import RewardNormalizer
 from turnwise.data.batch import Batch, collate
+from turnwise.data.penalties import penalty_only_groups, without_penalties
 from turnwise.data.samples import contexts, episode_to_samples
 from turnwise.log.metrics import rollout_metrics, rollout_timings
 from turnwise.log.records import CreditRow, LedgerEntry, ledger_entry
@@ -81,7 +83,9 @@ def training_step(
         metrics |= rollout_metrics([*rollout.episodes, *rollout.dropped])
 
     with clock("batch"):  # 2. Samples and a batch; the ledger checks that no token changed.
-        samples = [sample for episode in rollout.episodes for sample in episode_to_samples(episode)]
+        episodes, found = credited(rollout.episodes, learner.algorithm)
+        metrics |= found
+        samples = [sample for episode in episodes for sample in episode_to_samples(episode)]
         tags = {episode.id: episode.tag for episode in rollout.episodes}
         batch = collate(samples, pad_id=pad_id)
         ledger = check_ledger(step, rollout.episodes, batch)
@@ -131,6 +135,20 @@ def training_step(
         ledger=ledger,
         updated=updated,
     )
+
+
+def credited(
+    episodes: Sequence[Episode], algorithm: Algorithm
+) -> tuple[Sequence[Episode], dict[str, float]]:
+    """The episodes with the rewards that count for credit, and how many groups lost their
+    penalties: without them such a group has no variance, and so no advantage."""
+    if not algorithm.compares_groups:
+        return episodes, {}
+    groups = penalty_only_groups(episodes)
+    found = {"group/penalty_only": float(len(groups))}
+    if algorithm.penalty_only_groups == "train" or not groups:
+        return episodes, found
+    return [without_penalties(episode, groups) for episode in episodes], found
 
 
 def _critic_errs(batch: Batch) -> bool:

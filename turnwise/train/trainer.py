@@ -6,6 +6,7 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import NoReturn
 
 import torch
 from torch import Tensor
@@ -19,7 +20,9 @@ from turnwise.envs.base import EnvError
 from turnwise.envs.trust import code_digests
 from turnwise.evaluate import baselines
 from turnwise.evaluate.evaluation import EvalResult, EvaluationError
+from turnwise.log.doctor import COLLAPSE_ADVICE
 from turnwise.log.events import EpisodeDone, Notice, Sink, TurnDone
+from turnwise.log.metrics import is_collapsed
 from turnwise.log.store import RunReader
 from turnwise.models.memory import planned
 from turnwise.models.policy import Precision
@@ -101,6 +104,7 @@ class PPOTrainer(RunTrainer):
         torch.manual_seed(derive_seed(config.seed, "torch"))
         self._code = code_digests(config)
         self.idle_steps = 0
+        self.collapsed_steps = 0
         checkpoint = (
             latest_checkpoint(self.run.checkpoints, refused=self._refused) if resumed else None
         )
@@ -178,6 +182,7 @@ class PPOTrainer(RunTrainer):
             "version": self.learner.version,
             "kl_coef": self.learner.kl.coef,
             "idle_steps": self.idle_steps,
+            "collapsed_steps": self.collapsed_steps,
             "reward_statistics": self.normalizer.state_dict(),
             "env_resets": self.proxy.env_state.num_resets,
             "code": self._code,
@@ -224,10 +229,14 @@ class PPOTrainer(RunTrainer):
             self.generator.weights_updated(self.learner.version)
         self._store(result)
         self.idle_steps = 0 if result.updated else self.idle_steps + 1
+        self.collapsed_steps = self.collapsed_steps + 1 if is_collapsed(result.metrics) else 0
         self.step += 1
         self._tell_step(result.metrics)
         if not result.updated:
-            self._note_idle()
+            self._note_idle(penalties=int(result.metrics.get("group/penalty_only", 0.0)))
+        limit = self.config.train.max_collapsed_steps
+        if limit and self.collapsed_steps >= limit and self.step < self.config.train.steps:
+            self._end_collapsed()
 
     def _tell_turn(self, agent: Agent) -> None:
         turn = TurnDone(
@@ -254,27 +263,43 @@ class PPOTrainer(RunTrainer):
             self._write_pieces()
         self.run.write_metrics(number, result.metrics)
 
-    def _note_idle(self) -> None:
+    def _note_idle(self, *, penalties: int) -> None:
         limit = self.config.train.max_idle_steps
+        but = f" but for penalties in {penalties} (algo.penalty_only_groups)" if penalties else ""
         message = (
-            f"step {self.step}: in no group did episodes differ in reward, so there was nothing to "
-            "learn "
+            f"step {self.step}: in no group did episodes differ in reward{but}, so there was "
+            "nothing to learn "
             f"({self.idle_steps} of {limit} such steps in a row)"
         )
         self._note(Notice(kind="idle_step", message=message, step=self.step))
         if self.idle_steps >= limit:
-            try:
-                if self.config.eval.after:  # useful in both cases
-                    self.evaluate("after")
-            finally:
-                self._checkpoint()
-            raise TrainingError(
+            self._give_up(
                 f"{message}. Stopped: either every task is solved, or none ever is. Make tasks "
                 "easier or harder, raise "
                 "rollout.train.group_size or rollout.temperature, shape the reward (env.shaping), "
                 "or raise "
                 "train.max_idle_steps"
             )
+
+    def _end_collapsed(self) -> NoReturn:
+        message = (
+            f"step {self.step}: every reply is the same and nothing succeeds, for "
+            f"{self.collapsed_steps} steps in a row"
+        )
+        self._note(Notice(kind="collapse_stop", message=message, step=self.step))
+        self._give_up(
+            f"{message}. Stopped: {COLLAPSE_ADVICE}. train.max_collapsed_steps: 0 lets such a run "
+            "go on"
+        )
+
+    def _give_up(self, why: str) -> NoReturn:
+        """Evaluates, writes a checkpoint and ends the run."""
+        try:
+            if self.config.eval.after:  # where the policy stands is useful in any case
+                self.evaluate("after")
+        finally:
+            self._checkpoint()
+        raise TrainingError(why)
 
     def _load(self, checkpoint: Checkpoint) -> None:
         state, tensors = checkpoint.state, checkpoint.tensors()
@@ -287,6 +312,7 @@ class PPOTrainer(RunTrainer):
             self.learner.kl = KLState(coef=state["kl_coef"], target=self.algorithm.kl_target)
             self.learner.adapt_kl(self.algorithm.kl_target, num_episodes=0)
         self.idle_steps = state["idle_steps"]
+        self.collapsed_steps = state.get("collapsed_steps", 0)
         self.normalizer.load_state_dict(state["reward_statistics"])
         torch.set_rng_state(tensors["torch_rng"])
         old: dict[str, str] = state.get("code", {})

@@ -7,6 +7,7 @@ from typing import Any
 from turnwise.algos.algorithm import Algorithm
 from turnwise.algos.table import PRESETS, build_algorithm, own_parts
 from turnwise.config.schema import Config, TrainConfig
+from turnwise.log.doctor import COLLAPSED_STEPS
 
 UNCLIPPED = 1e6
 _WITHOUT_CRITIC = [preset for preset in PRESETS.values() if not preset.needs_critic]
@@ -129,6 +130,18 @@ def _rules(config: Config, algorithm: Algorithm) -> list[tuple[str, Any, bool, s
             config.train.max_minutes,
             config.train.max_minutes is not None,
             "TRL counts steps; set train.steps",
+        ),
+        (
+            "algo.penalty_only_groups",
+            config.algo.penalty_only_groups,
+            config.algo.penalty_only_groups == "drop",
+            "TRL trains on every group",
+        ),
+        (
+            "train.max_collapsed_steps",
+            config.train.max_collapsed_steps,
+            config.train.max_collapsed_steps not in (0, COLLAPSED_STEPS),
+            "only the native trainer stops a collapsed run; `turnwise doctor` names one",
         ),
         ("train.compile", config.train.compile, config.train.compile, "set trl.torch_compile"),
     ]

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Literal
 
 from turnwise.config.schema import Config
-from turnwise.log.doctor import Chart, Diagnosis, diagnose
+from turnwise.log.doctor import COLLAPSED_STEPS, Chart, Diagnosis, diagnose
 from turnwise.log.events import Evaluated
+from turnwise.log.metrics import collapsed_steps
 from turnwise.log.records import LedgerEntry
 from turnwise.types import Json
 
@@ -139,7 +140,17 @@ class RunView:
             ledger=tuple(self.ledger),
             events=tuple(self.events),
             summary=self.summary,
+            collapsed=self._collapsed(),
         )
+
+    def _collapsed(self) -> int:
+        steps = sorted(self.curves.get("rollout/episodes", {}))[-COLLAPSED_STEPS:]
+        rollout = [name for name in self.curves if name.startswith("rollout/")]
+        rows = (
+            {name: self.curves[name][step] for name in rollout if step in self.curves[name]}
+            for step in steps
+        )
+        return collapsed_steps(rows)
 
     def _recent(self, name: str) -> float:
         values = self.curves.get(name, {})

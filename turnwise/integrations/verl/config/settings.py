@@ -13,6 +13,7 @@ from turnwise.integrations.verl.config.keys import flat, owned, unknown
 from turnwise.integrations.verl.config.memory import recomputes
 from turnwise.integrations.verl.config.placement import Placement
 from turnwise.integrations.verl.trainer.losses import DUAL_CLIP_OFF, REDUCTIONS, loss_mode
+from turnwise.log.doctor import COLLAPSED_STEPS
 
 MODE = "turnwise"
 """Our trainer's name in verl's registry (trainer.v1.trainer_mode)."""
@@ -81,6 +82,16 @@ def _model_rules(config: Config, engine: str) -> list[Rule]:
             "train.time_limit",
             config.train.time_limit is not None,
             "verl's run ends between steps; set train.max_minutes",
+        ),
+        (
+            "algo.penalty_only_groups",
+            config.algo.penalty_only_groups == "drop",
+            "the parts of a reward do not reach verl; set it to train",
+        ),
+        (
+            "train.max_collapsed_steps",
+            config.train.max_collapsed_steps not in (0, COLLAPSED_STEPS),
+            "only the native trainer stops a collapsed run; remove it",
         ),
         (
             "model.gguf_file",
