@@ -45,6 +45,7 @@ FIRST_ARGUMENTS = {
     "train": "--resume",
     "watch": "RUN",
     "inspect": "RUNS",
+    "sft": "--best",
     "eval": "--player",
     "rollout": "--out",
     "play": "--seed",
