@@ -130,12 +130,13 @@ def test_metrics_are_followed_and_a_resume_is_noticed(tmp_path: Path) -> None:
             assert not second["reset"]
         with RunDirectory.open(path) as run:  # it removes the torn line and goes back
             run.truncate_to(1)
-            for step in (2, 3, 4):  # as long as before, and not the same
-                run.write_metrics(step, {"rollout/reward": step / 10 + 0.05})
+            for step in range(2, 8):  # longer than before, and not the same
+                run.write_metrics(step, {"rollout/reward": step / 8})
             third = after(second)
         assert third["reset"]
-        assert [row["rollout/reward"] for row in third["rows"]] == [0.1, 0.25, 0.35, 0.45]
-        assert client.get("/api/runs")["runs"][0]["step"] == 4
+        rewards = [row["rollout/reward"] for row in third["rows"]]
+        assert rewards == [0.1, *(step / 8 for step in range(2, 8))]
+        assert client.get("/api/runs")["runs"][0]["step"] == 7
 
 
 def test_a_step_that_is_written_again_is_read_again(tmp_path: Path) -> None:
