@@ -42,7 +42,7 @@ class Answers:
         """/api/runs."""
         answer = list_runs(self.found)
         for run in self.found.scan()[0]:
-            if run.findings is None:
+            if not run.examined:
                 self.background.ask(f"doctor {run.name}", lambda run=run: _examined(run))
         return answer
 
@@ -85,7 +85,10 @@ class Answers:
         run = self.found.find(name)
         split, step = read_place(query)
         run.index.fresh(split, step)
-        return {"groups": groups_json(run.index.rows(split, step))}
+        return {
+            "groups": groups_json(run.index.rows(split, step)),
+            "skipped": run.index.skipped(split, step).words(),
+        }
 
     def episode(self, name: str, query: Query) -> dict[str, Json]:
         """/api/run/RUN/episode."""

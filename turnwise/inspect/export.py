@@ -223,7 +223,7 @@ def _step_data(run: Run, base: str, split: str, step: int, rows: Sequence[Episod
             "envs": counts["env"],
             "skipped": [],
         },
-        f"{base}/groups?{place}": {"groups": groups_json(shown)},
+        f"{base}/groups?{place}": {"groups": groups_json(shown), "skipped": []},
         f"{base}/gantt?{place}": gantt_json(run, split, step, shown),
     }
 

@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, TypeVar, cast
 
+from pydantic_core import from_json
+
 from turnwise.json_lines import UNREADABLE, parse_json
 from turnwise.types import Json
 
@@ -182,9 +184,9 @@ def step_name(kind: str, split: str, step: int) -> str:
     return f"{kind}/{split}_{step:06d}.jsonl"
 
 
-def lines(file: BinaryIO, *, limit: int = MAX_LINE) -> Iterator[Line]:
+def lines(file: BinaryIO) -> Iterator[Line]:
     """The whole lines from the file's position on. One without a newline is still being written."""
-    start, number = file.tell(), 0
+    start, number, limit = file.tell(), 0, MAX_LINE
     while data := file.readline(limit):
         size = len(data)
         long = not data.endswith(b"\n") and size >= limit
@@ -208,13 +210,22 @@ def take(line: Line, read: Callable[[dict[str, Json]], T], skips: Skips, *, name
     if not line.data.strip():
         return None
     try:
-        value = parse_json(line.data.decode("utf-8"))
+        value = _parse(line.data)
         if not isinstance(value, dict):
             raise ValueError(f"it is no JSON object but {value!r:.40}")
         return read(cast(dict[str, Json], value))
     except UNREADABLE as error:
         skips.add(f"{where} cannot be read: {why(error)}")
         return None
+
+
+def _parse(data: bytes) -> Any:
+    """What the line says. pydantic's parser is three times as fast as Python's, and stricter; what
+    it refuses is read, or refused in our words, by the one that everything else is read with."""
+    try:
+        return from_json(data, allow_inf_nan=False)
+    except ValueError:
+        return parse_json(data.decode("utf-8"))
 
 
 def why(error: Exception) -> str:

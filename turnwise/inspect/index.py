@@ -100,7 +100,7 @@ class EpisodeIndex:
     def path(self) -> Path:
         """Where the index is, once it is used."""
         name = hashlib.sha256(os.fsencode(self.folder.path)).hexdigest()[:32]
-        return (self._cache or cache_folder()) / f"{name}.sqlite"
+        return cache_folder(self._cache) / f"{name}.sqlite"
 
     def stale(self) -> list[StepFile]:
         """The files of episodes that are not indexed as they are now."""
@@ -245,11 +245,12 @@ class EpisodeIndex:
         database.execute("DELETE FROM files WHERE split = ? AND step = ?", place)
 
 
-def cache_folder() -> Path:
-    """`$XDG_CACHE_HOME/turnwise/inspect`, made if needed and cleared of old indexes; a temporary
-    folder where that cannot be written."""
-    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    folder = Path(home) / "turnwise" / "inspect"
+def cache_folder(folder: Path | None = None) -> Path:
+    """The folder, or else `$XDG_CACHE_HOME/turnwise/inspect`, made if needed and cleared of old
+    indexes; a temporary folder where that cannot be written."""
+    if folder is None:
+        home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+        folder = Path(home) / "turnwise" / "inspect"
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):

@@ -6,11 +6,10 @@ from dataclasses import asdict, replace
 
 from turnwise.config.schema import Config
 from turnwise.inspect.folder import MAX_WHOLE, Skips, why
-from turnwise.inspect.follow import read_all
 from turnwise.inspect.rows import number
 from turnwise.inspect.runs import Run, Runs, stamp
 from turnwise.json_lines import UNREADABLE
-from turnwise.log.doctor import diagnose, make_chart
+from turnwise.log.doctor import Diagnosis, diagnose, make_chart
 from turnwise.log.outcome import stored_outcome
 from turnwise.log.records import LedgerEntry, checked, event_row, number_row
 from turnwise.log.store import merge_rows
@@ -97,7 +96,7 @@ def run_json(
         "step": run.head.step,
         "steps_planned": config.train.steps if config else None,
         "config": text,
-        "outcome": outcome(run, skips),
+        "outcome": run.outcome,
         "findings": [
             asdict(one)
             for one in run.findings or ()
@@ -119,53 +118,55 @@ def run_json(
 def examine(run: Run, skips: Skips, errors: Errors) -> None:
     """Lets the doctor look at the run, if it changed since the last time. The run's own notices
     are no findings: they are shown as events."""
-    now = tuple(stamp(run.folder, name) for name in EXAMINED)
-    if run.findings is not None and run.examined == now:
-        return
-    config = run.config(skips)[1]
-    if config is None:
-        return
-    if now[0][0] > MAX_WHOLE:
+    now = tuple(stamp(run.folder, name) for name in (*EXAMINED, "config.yaml"))
+    if run.examined != now:
+        said = Skips()
+        run.findings, run.outcome = _examined(run, said, errors, size=now[0][0])
+        run.examined, run.said = now, said.words()
+    for words in run.said:
+        skips.add(words)
+
+
+def _examined(
+    run: Run, skips: Skips, errors: Errors, *, size: int
+) -> tuple[list[Diagnosis] | None, list[dict[str, Json]]]:
+    """(findings, outcome). The findings are None where the run cannot be examined.
+
+    Args:
+        size: of metrics.jsonl, in bytes.
+    """
+    config, summary = run.config(skips)[1], run.summary(skips)
+    if size > MAX_WHOLE:
         skips.add(f"metrics.jsonl has more than {MAX_WHOLE} bytes: no diagnoses")
-        return
+        return None, _outcome(summary, ())
+    rows = run.folder.rows("metrics.jsonl", number_row, skips)
+    outcome = _outcome(summary, rows)
+    if config is None:
+        return None, outcome
     events = run.folder.rows("events.jsonl", event_row, skips)
-    chart = make_chart(
-        config,
-        run.folder.rows("metrics.jsonl", number_row, skips),
-        _ledger(run, skips),
-        events,
-        run.summary(skips),
-    )
+    chart = make_chart(config, rows, _ledger(run, skips), events, summary)
     if chart.total("rollout/failures"):
         chart = replace(chart, errors=tuple(errors()))
     kinds = {row["kind"] for row in events}
     try:
-        run.findings = [one for one in diagnose(chart) if one.name not in kinds]
+        return [one for one in diagnose(chart) if one.name not in kinds], outcome
     except UNREADABLE as error:  # numbers that no run writes
         skips.add(f"the doctor cannot make sense of this run: {why(error)}")
-        run.findings = []
-    run.examined = now
+        return None, outcome
 
 
-def outcome(run: Run, skips: Skips) -> list[dict[str, Json]]:
+def _outcome(
+    summary: Mapping[str, Json], rows: Sequence[Mapping[str, Json]]
+) -> list[dict[str, Json]]:
     """Evaluations before and after training, and of the players that it is compared with."""
-    summary = run.summary(skips)
-    if not summary:
-        rows = merge_rows(read_all(run.folder, "metrics.jsonl", skips))
-        summary = stored_outcome(rows)
+    summary = summary or stored_outcome(merge_rows(rows))
     stored: list[dict[str, Json]] = [
         *(summary[label] for label in ("before", "after") if summary.get(label)),
         *(summary.get("baselines") or []),
     ]
+    names = ("label", "success", "reward", "episodes", "tasks")
     return [
-        {
-            "label": one["label"],
-            "player": one.get("player", "policy"),
-            "success": one["success"],
-            "reward": one["reward"],
-            "episodes": one["episodes"],
-            "tasks": one.get("tasks"),
-        }
+        {"player": one.get("player", "policy")} | {name: one.get(name) for name in names}
         for one in stored
     ]
 

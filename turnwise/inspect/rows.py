@@ -106,7 +106,11 @@ def clean(text: Any) -> str:
     """
     if not isinstance(text, str):
         raise ValueError(f"a text is wanted, got {text!r:.40}")
-    return text.encode("utf-8", "replace").decode("utf-8")
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-8", "replace").decode("utf-8")
+    return text
 
 
 def number(value: Any) -> float | None:

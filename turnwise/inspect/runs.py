@@ -37,9 +37,12 @@ class Run:
         self.index = EpisodeIndex(self.folder, cache=cache)
         self.head = Headline()
         self.findings: list[Diagnosis] | None = None
-        """None: not looked for yet."""
+        """None: not looked for yet, or the run cannot be examined."""
+        self.outcome: list[dict[str, Json]] = []
         self.examined: tuple[tuple[int, int], ...] = ()
-        """What the files were like when they were looked for."""
+        """What the files were like when they were looked for; empty before."""
+        self.said: list[str] = []
+        """What could not be read then."""
         self._config: tuple[tuple[int, int], str, Config | None, str | None] | None = None
         self._lock = threading.Lock()
 
@@ -136,10 +139,14 @@ class Runs:
             if time.monotonic() - self._scanned > seconds:
                 self._skipped = []
                 there = dict.fromkeys(path for root in self.roots for path in self._under(root))
-                self._runs = {
-                    path: self._runs.get(path) or Run(path, self._name(path), cache=self._cache)
-                    for path in there
-                }
+                known, self._runs = self._runs, {}
+                taken = {run.name for run in known.values()}
+                for path in there:
+                    run = known.get(path)
+                    if run is None:
+                        run = Run(path, _free_name(path, taken), cache=self._cache)
+                        taken.add(run.name)
+                    self._runs[path] = run
                 self._scanned = time.monotonic()
             return list(self._runs.values()), list(self._skipped)
 
@@ -182,15 +189,16 @@ class Runs:
         if len(self._skipped) < 100:
             self._skipped.append({"name": printable(path.name), "reason": reason})
 
-    def _name(self, path: Path) -> str:
-        taken = {run.name for run in self._runs.values()}
-        name = printable(path.name) or "run"
-        if name in taken:
-            name = f"{printable(path.parent.name)} {name}"
-        first, number = name, 2
-        while name in taken:
-            name, number = f"{first} ({number})", number + 1
-        return name
+
+def _free_name(path: Path, taken: set[str]) -> str:
+    """A name for the run that no other has."""
+    name = printable(path.name) or "run"
+    if name in taken:
+        name = f"{printable(path.parent.name)} {name}"
+    first, number = name, 2
+    while name in taken:
+        name, number = f"{first} ({number})", number + 1
+    return name
 
 
 def read_config(folder: RunFolder) -> tuple[str, Config | None, str | None]:

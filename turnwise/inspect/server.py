@@ -61,6 +61,7 @@ class InspectServer:
             self._games = Games(self.answers.found, envs, load_policy=load_policy)
         self._threads = DaemonThreads(WORKERS, "turnwise-inspect")
         app = Starlette(routes=self._routes(), exception_handlers={HTTPException: _no_such_page})
+        app.router.redirect_slashes = False  # an answer of ours has our headers
         self._server = HttpServer(
             app, listener=listener, max_connections=CONNECTIONS, closing=self._closing
         )

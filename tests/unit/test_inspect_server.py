@@ -1,0 +1,254 @@
+"""The inspector's answers about runs, as the page gets them."""
+
+import json
+import shutil
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from inspect_parts import Client, lake_run, wait_for
+from run_fixtures import make_episode, make_run, make_turn
+
+from turnwise.inspect.server import InspectServer
+from turnwise.log.store import RunDirectory
+from turnwise.types import Observation
+
+
+@pytest.fixture(scope="module")
+def lake(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Client, Path]]:
+    folder = tmp_path_factory.mktemp("runs")
+    lake_run(folder)
+    cache = tmp_path_factory.mktemp("cache")
+    with InspectServer([folder], cache=cache) as server:
+        yield Client(server), folder
+
+
+def test_the_list_of_runs(lake: tuple[Client, Path]) -> None:
+    client, _ = lake
+    (run,) = client.get("/api/runs")["runs"]
+    assert (run["name"], run["state"], run["step"], run["steps"]) == ("lake", "stopped", 3, 3)
+    assert (run["seed"], run["env"], run["model"]) == (5, "frozen_lake", "embedded")
+    assert run["reward_last"] == pytest.approx(0.3)
+    wait_for(lambda: client.get("/api/runs")["runs"][0]["problems"] is not None)
+
+
+def test_a_run(lake: tuple[Client, Path]) -> None:
+    client, folder = lake
+    about = client.get("/api/run/lake")
+    assert about["steps"] == {"step": [1, 2, 3], "eval": [3]}
+    assert about["credit_steps"] == [1, 2, 3]
+    assert about["config"] == (folder / "lake/config.yaml").read_text()
+    assert about["events"] == [{"kind": "note", "message": "something", "step": 1, "count": 1}]
+    assert about["ledger"]["steps"] == 3
+    assert about["skipped"] == []
+    assert client.get("/api/run/other", status=404)["error"].startswith("there is no run 'other'")
+
+
+def test_the_episodes_of_a_step_are_filtered_sorted_and_paged(lake: tuple[Client, Path]) -> None:
+    client, _ = lake
+    step = "/api/run/lake/episodes?split=step&step=2"
+    found = client.get(step)
+    assert found["total"] == 5
+    assert found["statuses"] == {"completed": 4, "env_error": 1}
+    assert found["envs"] == {"lake": 5}
+    first = found["episodes"][0]
+    assert (first["row"], first["id"], first["first"], first["turns"]) == (0, "s2-0", "up", 2)
+    assert first["success"] is True
+    assert first["tokens"] == 3 + 8
+    assert [one["row"] for one in client.get(f"{step}&sort=-reward")["episodes"]][:2] == [3, 2]
+    assert [one["row"] for one in client.get(f"{step}&offset=3&limit=1")["episodes"]] == [3]
+    assert client.get(f"{step}&status=env_error")["episodes"][0]["error"] == "it broke"
+    assert client.get(f"{step}&success=yes")["total"] == 1
+    assert client.get(f"{step}&min_reward=2&max_reward=2.5")["total"] == 1
+    for wrong in ("sort=colour", "step=x", "min_reward=nan", "split=test", "status=fine"):
+        client.get(f"/api/run/lake/episodes?step=2&{wrong}", status=400)
+
+
+def test_text_is_found_in_all_steps_whatever_its_case(lake: tuple[Client, Path]) -> None:
+    client, _ = lake
+    base = "/api/run/lake/episodes?split=step&step=all"
+    client.get("/api/run/lake")
+    wait_for(lambda: client.get(base)["indexed"] == {"files": 4, "of": 4})
+    assert client.get(base)["total"] == 15
+    assert {one["step"] for one in client.get(f"{base}&text=wOrD2")["episodes"]} == {2}
+    assert client.get(f"{base}&text=broke")["total"] == 3
+    assert client.get(f"{base}&text=%5F%20%5F%20g")["total"] == 12  # a row of the board
+    assert client.get(f"{base}&text=rules")["total"] == 0  # of the system message
+    assert client.get(f"{base}&text=%25")["total"] == 0  # no wildcard
+
+
+def test_groups_and_times(lake: tuple[Client, Path]) -> None:
+    client, _ = lake
+    groups = client.get("/api/run/lake/groups?split=step&step=1")["groups"]
+    assert [group["episodes"] for group in groups] == [[0, 1], [2, 3], [4]]
+    assert (groups[1]["reward_mean"], groups[1]["reward_std"]) == (2.5, 0.5)
+    gantt = client.get("/api/run/lake/gantt?split=step&step=1")
+    assert [bar["kind"] for bar in gantt["episodes"][0]["bars"]] == ["generate", "env"] * 2
+
+
+def test_an_episode_has_tokens_credit_boards_and_siblings(lake: tuple[Client, Path]) -> None:
+    client, _ = lake
+    episode = client.get("/api/run/lake/episode?split=step&step=2&row=1")
+    assert (episode["id"], episode["reward"], episode["env"]) == ("s2-1", 1.0, "lake")
+    assert episode["board"] == "S _\n_ G"
+    first, second = episode["turns"]
+    assert first["board"] == "P _ O\n_ _ G"
+    assert second["board"] is None
+    assert [token["text"] for token in first["tokens"]] == ["u", "p", "<end>"]
+    advantages = [token["advantage"] for token in (*first["tokens"], *second["tokens"])]
+    assert advantages == [(-1.0) ** place * (place + 1) / 4 for place in range(11)]
+    assert episode["scales"]["advantage"] == 11 / 4
+    assert "value" not in episode["scales"]  # there was no critic
+    assert [one["row"] for one in episode["siblings"]] == [0, 1]
+    assert episode["contexts"] == [{"sample": 0, "from_turn": 0, "parent": None, "why": None}]
+    client.get("/api/run/lake/episode?split=step&step=2&row=9", status=404)
+    client.get("/api/run/lake/episode?split=step&step=9&row=0", status=404)
+
+
+def test_metrics_are_followed_and_a_resume_is_noticed(tmp_path: Path) -> None:
+    path = lake_run(tmp_path)
+    with InspectServer([path], cache=tmp_path / "cache") as server:
+        client = Client(server)
+        first = client.get("/api/run/lake/metrics")
+        assert [row["step"] for row in first["rows"]] == [1, 2, 3]
+        assert first["timings"][0]["time/step"] == 1.5
+
+        def after(known: Any) -> Any:
+            places = f"after={known['position']}&timings_after={known['timings_position']}"
+            return client.get(f"/api/run/lake/metrics?{places}")
+
+        assert after(first)["rows"] == []
+        with RunDirectory.open(path) as run:
+            assert client.get("/api/runs")["runs"][0]["state"] == "running"
+            run.write_metrics(4, {"rollout/reward": float("nan")})
+            with (path / "metrics.jsonl").open("a") as torn:
+                torn.write('{"step": 5, "rollout/rew')
+            second = after(first)
+            assert second["rows"] == [{"step": 4, "rollout/reward": None}]
+            assert not second["reset"]
+        with RunDirectory.open(path) as run:  # it removes the torn line and goes back
+            run.truncate_to(1)
+            for step in range(2, 8):  # longer than before, and not the same
+                run.write_metrics(step, {"rollout/reward": step / 8})
+            third = after(second)
+        assert third["reset"]
+        rewards = [row["rollout/reward"] for row in third["rows"]]
+        assert rewards == [0.1, *(step / 8 for step in range(2, 8))]
+        assert client.get("/api/runs")["runs"][0]["step"] == 7
+
+
+def test_a_step_that_is_written_again_is_read_again(tmp_path: Path) -> None:
+    path = lake_run(tmp_path)
+    with InspectServer([path], cache=tmp_path / "cache") as server:
+        client = Client(server)
+        url = "/api/run/lake/episodes?split=step&step=2"
+        assert client.get(url)["total"] == 5
+        with RunDirectory.open(path) as run:
+            run.write_episodes(2, [make_episode("other")])
+        assert [one["id"] for one in client.get(url)["episodes"]] == ["other"]
+        (path / "episodes/step_000002.jsonl").unlink()
+        assert client.get(url)["total"] == 0
+
+
+def test_a_run_that_is_deleted_and_one_that_comes(tmp_path: Path) -> None:
+    path = lake_run(tmp_path / "runs")
+    with InspectServer([tmp_path / "runs"], cache=tmp_path / "cache") as server:
+        client = Client(server)
+        client.get("/api/run/lake")
+        client.get("/api/run/lake/episodes?step=1")
+        lake_run(tmp_path / "runs", "second")
+        shutil.rmtree(path)
+        client.get("/api/run/lake/episodes?step=all")  # the server still knows its name
+        client.get("/api/run/lake/episode?step=1&row=0", status=404)
+        wait_for(lambda: [run["name"] for run in client.get("/api/runs")["runs"]] == ["second"])
+        client.get("/api/run/lake", status=404)
+
+
+def test_equal_names_stay_apart_and_odd_ones_are_found(tmp_path: Path) -> None:
+    for folder in ("a", "b"):
+        lake_run(tmp_path / folder, "same", steps=1)
+    odd = "x,y #?%2F\n'<b>"
+    lake_run(tmp_path / "a", odd, steps=1)
+    from turnwise.inspect.export import encoded
+
+    with InspectServer([tmp_path], cache=tmp_path / "cache") as server:
+        client = Client(server)
+        names = [run["name"] for run in client.get("/api/runs")["runs"]]
+        assert names == ["same", odd.replace("\n", "?"), "b same"]
+        for name in names:
+            assert client.get(f"/api/run/{encoded(name)}")["name"] == name
+        both = ",".join(map(encoded, names[:2]))
+        found = client.get(f"/api/compare?runs={both}")
+        assert found["paired"]["tasks"] == 1
+        client.get("/api/compare?runs=same", status=400)
+
+
+def test_contexts_say_why_they_began(tmp_path: Path) -> None:
+    new = Observation(messages=())
+    turns = (
+        make_turn("a", restart=True, rewritten=new),
+        make_turn("b", restart=True),
+        make_turn("c", restart=True),
+        make_turn("d", parent=1, role="judge", trained=False),
+        make_turn("e", parent=1),
+    )
+    with make_run(tmp_path) as run:
+        run.write_episodes(1, [make_episode(turns=turns)])
+        run.write_pieces(chr)
+    with InspectServer([run.path], cache=tmp_path / "cache") as server:
+        client = Client(server)
+        episode = client.get("/api/run/run/episode?split=step&step=1&row=0")
+        (row,) = client.get("/api/run/run/episodes?step=1")["episodes"]
+    assert [context["why"] and context["why"][:12] for context in episode["contexts"]] == [
+        None,
+        "the environm",
+        "the window m",
+        "branches fro",
+    ]
+    assert [context["parent"] for context in episode["contexts"]] == [None, None, None, 1]
+    assert [turn["context"] for turn in episode["turns"]] == [0, 1, 2, 1, 3]
+    assert (episode["turns"][3]["role"], episode["turns"][3]["trained"]) == ("judge", False)
+    assert row["contexts"] == 4
+
+
+def test_an_index_is_kept_and_a_broken_one_is_built_again(tmp_path: Path) -> None:
+    path, cache = lake_run(tmp_path), tmp_path / "cache"
+    url = "/api/run/lake/episodes?split=step&step=1"
+    before = sorted(file.name for file in path.rglob("*"))
+    for _ in range(2):
+        with InspectServer([path], cache=cache) as server:
+            assert Client(server).get(url)["indexed"]["files"] >= 1
+            assert Client(server).get(url)["total"] == 5
+        (index,) = cache.glob("*.sqlite")
+        index.write_bytes(b"not a database" * 100)
+        for beside in cache.glob("*.sqlite-*"):
+            beside.unlink()
+    assert sorted(file.name for file in path.rglob("*")) == before  # nothing in the run directory
+
+
+def test_many_ask_at_once(tmp_path: Path) -> None:
+    path = lake_run(tmp_path, steps=6)
+    with InspectServer([path], cache=tmp_path / "cache") as server:
+        client = Client(server)
+
+        def ask(step: int) -> int:
+            return client.get(f"/api/run/lake/episodes?split=step&step={step % 6 + 1}")["total"]
+
+        with ThreadPoolExecutor(8) as pool:
+            assert set(pool.map(ask, range(24))) == {5}
+
+
+def test_the_page_and_its_files_are_served(lake: tuple[Client, Path]) -> None:
+    client, _ = lake
+    status, page, headers = client.ask("/")
+    assert status == 200
+    assert b"static/main.js" in page
+    assert headers["content-type"].startswith("text/html")
+    status, script, headers = client.ask("/static/main.js")
+    assert (status, headers["content-type"].partition(";")[0]) == (200, "text/javascript")
+    assert json.dumps(script.decode())
+    assert client.ask("/static/vendor/uPlot.min.css")[0] == 200
+    for name in ("../server.py", "vendor/../main.js", "vendor/LICENSE-htm", "%2e%2e/server.py", ""):
+        assert client.ask(f"/static/{name}")[0] == 404
