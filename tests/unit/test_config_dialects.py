@@ -511,6 +511,24 @@ es_manager: {train: {env_groups: 3, env_configs: {tags: [Arms, Room, Sums]}}}
     assert "@" in shown["Room"]
 
 
+def test_ragens_puzzles_open_with_their_options() -> None:
+    text = """
+custom_envs:
+  Grid: {env_type: sudoku, env_config: {grid_size: 4, difficulty: hard, show_conflicts: true,
+    render_format: with_feedback, show_valid_numbers: false, max_steps: 20}}
+  Tiles: {env_type: game_2048, env_config: null}
+  Cube: {env_type: rubikscube, env_config: {scramble_depth: 1, max_steps: 20, render_mode: text}}
+rollout: {train: {env_groups: 3, tags: [Grid, Tiles, Cube]}}
+"""
+    with pytest.warns(ConfigWarning, match="show_conflicts: a number that breaks a rule"):
+        config = load(text)
+    for tag, shown in (("Grid", "9 cells are empty"), ("Tiles", "Score: 0"), ("Cube", "Front")):
+        env = make_env(config.envs[tag])
+        assert shown in env.reset(env.make_task(3, "train")).messages[-1].content
+    wrong = "custom_envs: {Cube: {env_type: rubikscube, env_config: {action_lookup: {1: U}}}}"
+    assert "actions have names" in refused(wrong, "rollout.train.tags=[Cube]")
+
+
 def test_a_tag_named_later_brings_its_environment() -> None:
     text = "custom_envs: {Proof: {env_type: lean}, Arms: {env_type: bandit}}"
     with pytest.warns(ConfigWarning, match="custom_envs.Proof: it is left out"):

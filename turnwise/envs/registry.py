@@ -102,6 +102,24 @@ _BUILT_IN: tuple[EnvSpec, ...] = (
         summary="Fetch a key, then open the door; only the door pays, six moves or more away.",
     ),
     EnvSpec(
+        name="sudoku",
+        target="turnwise.envs.games.sudoku:Sudoku",
+        aliases=("SimpleSudoku",),
+        summary="Fill a grid of 4, 9 or 16 rows; puzzles have one solution.",
+    ),
+    EnvSpec(
+        name="game_2048",
+        target="turnwise.envs.games.game_2048:Game2048",
+        aliases=("2048", "Game2048"),
+        summary="Slide and merge tiles to 2048; tiles appear at random.",
+    ),
+    EnvSpec(
+        name="rubikscube",
+        target="turnwise.envs.games.rubikscube:RubiksCube",
+        aliases=("RubiksCube", "RubiksCube2x2"),
+        summary="Solve a 2x2x2 cube that a few random turns have scrambled.",
+    ),
+    EnvSpec(
         name="countdown",
         target="turnwise.envs.games.countdown:Countdown",
         summary="Reach a target number with arithmetic that uses every given number once.",

@@ -14,9 +14,6 @@ SHOP_DATA = (
 )
 _GAMES = "without env.options.games, a file of games, games are made up; see docs/envs/alfworld.md"
 _ELSEWHERE = {
-    "sudoku": "gem:game:Sudoku-v0-easy and textarena:Sudoku-v0 are others' games of that name",
-    "game_2048": "textarena:2048-v0 is another game of that name",
-    "rubikscube": "reasoning_gym:rubiks_cube is another puzzle of that name",
     "search": "a ToolEnv with a search tool comes nearest: docs/envs/tools.md",
 }
 _ABSENT = ("deepcoder", "lean", "spatial", "static", "discoveryworld", "appworld", "gym_cards")
@@ -55,6 +52,7 @@ class Kind:
 _OF_LAKES = {"grid": "grid", "coord": "coordinates", "grid_coord": "both"}
 _TEXT = Only("text", why="environments show text, not images")
 _NAMES = Differs(why="arms have turnwise's own names, other ones for validation")
+_MOVES = Only(None, why="actions have names, not numbers")
 _CELLS = ("wall", "floor", "target", "box_on_target", "box", "player", "player_on_target")
 
 
@@ -131,6 +129,16 @@ KINDS: dict[str, Kind] = {
             ),
         },
     ),
+    "sudoku": Kind(
+        name="sudoku",
+        options={
+            "show_conflicts": Differs(why="a number that breaks a rule is never placed"),
+            "show_candidates": Differs(why="see show_valid_numbers"),
+            "render_mode": _TEXT,
+        },
+    ),
+    "game_2048": Kind(name="game_2048", options={"render_mode": _TEXT, "action_lookup": _MOVES}),
+    "rubikscube": Kind(name="rubikscube", options={"render_mode": _TEXT, "action_lookup": _MOVES}),
     "alfworld": Kind(name="alfworld", options={"eval_dataset": Differs(why=_GAMES)}),
 }
 
