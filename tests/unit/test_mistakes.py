@@ -239,6 +239,11 @@ MISTAKES = (
     Mistake(
         "eval --player script:shop.py:raises --episodes 2", ("KeyError: 'key'", "shop.py, line")
     ),
+    Mistake(
+        "eval --player random --without-thought --episodes 2",
+        ("--without-thought begins the replies of a policy", "--player random"),
+    ),
+    Mistake("eval --against thought", ("--against thought", "--without-thought", "add it")),
     Mistake("eval --player random --env nope", ("no environment is called 'nope'", "did you mean")),
     Mistake("replay nothing.jsonl", ("nothing.jsonl",)),
     Mistake("replay prompts.jsonl", ("there is no config at prompts.config.yaml", "give --config")),

@@ -9,6 +9,7 @@ import typer
 
 from turnwise.cli.args import TAKES_OVERRIDES, Trust, fail, told_shortly
 from turnwise.cli.sources import Source, played, read_source
+from turnwise.config import Config
 
 if TYPE_CHECKING:
     from turnwise.evaluate.evaluation import Comparison, EvalResult, PolicyPlayer
@@ -36,7 +37,7 @@ def evaluate_command(
         typer.Option(
             help=(
                 f"Compare on the same tasks with: before (the run's first policy), {PLAYERS}, a "
-                "run, a model."
+                "run, a model; thought (with --without-thought: the policy with its thoughts)."
             )
         ),
     ] = None,
@@ -46,6 +47,10 @@ def evaluate_command(
     episodes: Annotated[
         int | None, typer.Option(help="Tasks to play. Default: eval.episodes.", min=1)
     ] = None,
+    cut: Annotated[
+        bool,
+        typer.Option("--without-thought", help="Begin every reply after an empty thought."),
+    ] = False,
     split: Annotated[str, typer.Option(help="val (held out) or train.")] = "val",
     out: Annotated[Path | None, typer.Option(help="Write the episodes to this JSONL file.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
@@ -60,13 +65,18 @@ def evaluate_command(
     if split not in ("val", "train"):
         fail(f"--split is val or train, got {split!r}")
     with told_shortly((EvaluationError, ValueError, EnvError, OSError), (CheckpointError,)):
+        if against == "thought" and not cut:
+            fail("--against thought compares with the thoughts that --without-thought cuts; add it")
         chosen = _player(player, source, trust=trust)
-        config, factories = played(source, env=env)
+        whole, factories = played(source, env=env)
+        config, chosen = _without_thought(whole, chosen) if cut else (whole, chosen)
         result = evaluate(config, chosen, episodes=episodes, split=split, factories=factories)
         other = None
         if against is not None:
-            rival = _player(against, source, trust=trust)
-            other = evaluate(config, rival, episodes=episodes, split=split, factories=factories)
+            thinks = against == "thought"
+            rival = _player(player if thinks else against, source, trust=trust)
+            setting = whole if thinks else config
+            other = evaluate(setting, rival, episodes=episodes, split=split, factories=factories)
     comparison = compare(result, other) if other is not None else None
     if out is not None:
         from turnwise.cli.rollout import write_episodes
@@ -79,6 +89,23 @@ def evaluate_command(
             print(describe(one))
         if comparison is not None:
             print(comparison.verdict())
+
+
+def _without_thought(
+    config: Config, player: "Player | PolicyPlayer"
+) -> "tuple[Config, PolicyPlayer]":
+    from dataclasses import replace
+
+    from turnwise.evaluate.evaluation import PolicyPlayer
+    from turnwise.evaluate.thoughts import without_thought
+
+    if not isinstance(player, PolicyPlayer):
+        fail(
+            f"--without-thought begins the replies of a policy; those of --player {player.name} "
+            "cannot be begun"
+        )
+    named = replace(player, name=f"{player.name} without thought")
+    return without_thought(config, player.tokenizer), named
 
 
 def describe(result: "EvalResult") -> str:

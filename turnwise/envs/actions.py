@@ -8,9 +8,9 @@ from turnwise.config.schema import FormatConfig
 
 MAX_ACTION_CHARS = 20_000
 """A longer piece is not an action."""
-_THOUGHTS = "your thoughts"
-THOUGHTS_FORM = f"<think>{_THOUGHTS}</think>"
-"""The part of the required format for thoughts, in system messages and reminders."""
+THOUGHTS_FORM = "inside <think></think>"
+"""Names the place of thoughts, in system messages and reminders. There is nothing between the tags:
+models copy what stands there."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -130,7 +130,7 @@ def describe_format(config: FormatConfig, legal: Sequence[str] = (), *, listed: 
     Example:
         >>> print(describe_format(FormatConfig(max_actions_per_turn=2), ("up", "left")))
         Actions: up, left.
-        Reply with <think>your thoughts</think><answer>action</answer>; up to 2 actions, separated by ||.
+        Reply with your reasoning inside <think></think>, then the action inside <answer></answer>; up to 2 actions, separated by ||.
     """  # noqa: E501
     lines = [f"Actions: {', '.join(legal)}."] if legal and listed else []
     several = config.max_actions_per_turn > 1 and bool(legal)
@@ -149,15 +149,22 @@ def answer_form(config: FormatConfig, legal: Sequence[str] = ()) -> str:
     Example:
         >>> answer_form(FormatConfig(think=False), ("up", "left"))
         '<answer>action</answer>'
+        >>> answer_form(FormatConfig())
+        'your reasoning inside <think></think>, then your answer inside <answer></answer>'
         >>> answer_form(FormatConfig(style="raw"))
         'your answer alone'
         >>> answer_form(FormatConfig(think=False, spell_out=True), ("up", "left", "down"))
         '<answer>up</answer>, <answer>left</answer> or <answer>down</answer>'
     """
+    thoughts = f"your reasoning {THOUGHTS_FORM}, then "
     if config.spell_out and legal:
-        *others, last = [write_reply([action], config, think=_THOUGHTS) for action in legal]
-        return f"{', '.join(others)} or {last}" if others else last
+        bare = config.model_copy(update={"think": False})
+        *others, last = [write_reply([action], bare) for action in legal]
+        listed = f"{', '.join(others)} or {last}" if others else last
+        return thoughts + listed if config.think and config.style != "raw" else listed
     word = "action" if legal else "your answer"
     if config.style == "raw":
         return f"the {word} alone" if legal else f"{word} alone"
-    return (THOUGHTS_FORM if config.think else "") + f"<answer>{word}</answer>"
+    if config.think:
+        return f"{thoughts}{'the action' if legal else word} inside <answer></answer>"
+    return f"<answer>{word}</answer>"

@@ -375,6 +375,53 @@ def format_collapse(chart: Chart) -> Diagnosis | None:
     )
 
 
+def empty_thoughts(chart: Chart) -> Diagnosis | None:
+    share = chart.last("rollout/thought_empty")
+    if share is None or share < 0.5 or not _asks_for_thoughts(chart.config):
+        return None
+    return Diagnosis(
+        name="empty_thoughts",
+        severity=_thought_severity(chart),
+        evidence=f"{share:.0%} of the thoughts are empty, and env.format.think asks for them",
+        advice=(
+            "the policy answers without thinking. If it does no worse, set env.format.think: false "
+            "and save the tokens; if it should think, begin with a model that does, and leave it "
+            "room (rollout.max_response_tokens)"
+        ),
+    )
+
+
+def copied_thoughts(chart: Chart) -> Diagnosis | None:
+    share = chart.last("rollout/thought_copied")
+    if share is None or share < 0.5 or not _asks_for_thoughts(chart.config):
+        return None
+    distinct = chart.last("rollout/thought_distinct") or 0.0
+    return Diagnosis(
+        name="copied_thoughts",
+        severity=_thought_severity(chart),
+        evidence=(
+            f"{share:.0%} of the thoughts stand word for word in the prompt; {distinct:.0%} of the "
+            "thoughts are different"
+        ),
+        advice=(
+            "the policy repeats what it reads instead of reasoning. Compare `turnwise eval RUN` "
+            "with and without --without-thought: if success is the same, set env.format.think: "
+            "false; take examples of thoughts out of env.system_prompt; add algo.kl_coef"
+        ),
+    )
+
+
+def _asks_for_thoughts(config: Config) -> bool:
+    return any(
+        env.format.think and env.format.style == "answer"
+        for env in (config.env, *config.envs.values())
+    )
+
+
+def _thought_severity(chart: Chart) -> Literal["warning", "note"]:
+    return "note" if (chart.last("rollout/success") or 0.0) > 0.9 else "warning"
+
+
 def critic_useless(chart: Chart) -> Diagnosis | None:
     last = chart.last("critic/explained_variance")
     if last is None or last > 0.05 or chart.steps < 5:
@@ -517,6 +564,8 @@ CHECKS: tuple[Callable[[Chart], Diagnosis | None], ...] = (
     entropy_gone,
     length_growth,
     format_collapse,
+    empty_thoughts,
+    copied_thoughts,
     critic_useless,
     sampler_mismatch,
     environment_failures,

@@ -161,7 +161,7 @@ def rollout_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
     if played:
         metrics |= _outcomes(played) | _sizes(played) | _groups(played)
     if any(episode.turns for episode in played):
-        metrics |= _replies(played)
+        metrics |= _replies(played) | _thoughts(played)
     return metric_values(metrics)
 
 
@@ -328,6 +328,59 @@ def _replies(played: Sequence[Episode]) -> dict[str, Metric]:
         if (share := explained_share(texts, said)) is not None:
             metrics["rollout/observation_information"] = Mean(share * len(turns), len(turns))
     return metrics
+
+
+def thought_of(text: str) -> str | None:
+    """What a reply says before </think>, None where it has no thought.
+
+    Example:
+        >>> thought_of("<think>the goal is right</think><answer>right</answer>")
+        'the goal is right'
+        >>> thought_of("<answer>right</answer>") is None
+        True
+    """
+    head, end, _ = text.partition("</think>")
+    if not end:
+        return None
+    # A chat template may have written the opening tag into the prompt.
+    return head.partition("<think>")[2] if "<think>" in head else head
+
+
+def _thoughts(played: Sequence[Episode]) -> dict[str, Metric]:
+    """Whether thoughts differ, say anything, and say anything of their own."""
+    thoughts: list[str] = []
+    copied = replies = 0
+    for episode in played:
+        opening = f" {_plain(' '.join(message.content for message in episode.prompt))} "
+        newest = ""
+        for turn in episode.turns:
+            replies += 1
+            found = thought_of(turn.text)
+            if found is not None:
+                thought = _plain(found)
+                copied += bool(thought) and any(
+                    f" {thought} " in read for read in (opening, newest)
+                )
+                thoughts.append(thought)
+            newest = f" {_plain(' '.join(message.content for message in turn.messages))} "
+    if not thoughts:
+        return {}
+    return {
+        "rollout/thought_share": Mean(len(thoughts), replies),
+        "rollout/thought_distinct": Mean(len(set(thoughts)), len(thoughts)),
+        "rollout/thought_empty": Mean(thoughts.count(""), len(thoughts)),
+        "rollout/thought_copied": Mean(copied, len(thoughts)),
+    }
+
+
+def _plain(text: str) -> str:
+    """The words of a text, without case, spacing and punctuation, so that a copy is seen as one.
+
+    Example:
+        >>> _plain("Walk,  to G!") == _plain("walk to g")
+        True
+    """
+    return " ".join("".join(c if c.isalnum() else " " for c in text.casefold()).split())
 
 
 def explained_share(replies: Counter[str], logprob: float) -> float | None:
