@@ -36,6 +36,9 @@ FIRST_CURVES = (
     "train/approx_kl",
     "critic/explained_variance",
     "train/gap_mean",
+    "sft/held_out_loss",
+    "sft/token_accuracy",
+    "sft/loss",
 )
 """Shown first and open; the rest follows folded."""
 MOST_STEPS = 8
@@ -162,9 +165,16 @@ def page(title: str, body: str) -> str:
 
 
 def _progress(run: RunReader, rows: Sequence[Mapping[str, float | None]], *, running: bool) -> str:
-    done = max((int(row["step"] or 0) for row in rows if "rollout/reward" in row), default=0)
+    steps = run.config.train.steps
+    total = steps or max((int(row.get("sft/steps") or 0) for row in rows), default=0)
     word = "The run goes on; this page is rewritten while it does." if running else ""
-    return f"<p>{done} of {run.config.train.steps} steps. {word}</p>"
+    return f"<p>{steps_done(rows)} of {total} steps. {word}</p>"
+
+
+def steps_done(rows: Sequence[Mapping[str, float | None]]) -> int:
+    """Steps of training, or of imitation, that these metrics tell of."""
+    done = [int(row["step"] or 0) for row in rows if "rollout/reward" in row or "sft/loss" in row]
+    return max(done, default=0)
 
 
 def stored_outcome(rows: Sequence[Mapping[str, float | None]]) -> dict[str, Json]:

@@ -239,8 +239,8 @@ class RunDirectory(RunReader):
         """Stores the episodes of a step ("step") or of an evaluation ("eval"), seconds apart from
         the rest."""
         episodes = list(episodes)
-        timeless = (_with_seconds(episode, None) for episode in episodes)
-        self._write_step("episodes", split, step, (episode.to_line() for episode in timeless))
+        lines = (without_seconds(episode).to_line() for episode in episodes)
+        self._write_step("episodes", split, step, lines)
         self._write_step(
             "timings", split, step, (json.dumps(_seconds(episode)) for episode in episodes)
         )
@@ -419,6 +419,11 @@ def _summary(data: Json) -> dict[str, Json]:
     if "baselines" in summary:
         summary["baselines"] = [evaluated(one) for one in summary["baselines"] or ()]
     return summary
+
+
+def without_seconds(episode: Episode) -> Episode:
+    """The episode without anything measured with a clock: equal for equal runs."""
+    return _with_seconds(episode, None)
 
 
 def _with_seconds(episode: Episode, seconds: _Seconds | None) -> Episode:
