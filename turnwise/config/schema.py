@@ -465,6 +465,8 @@ class SftConfig(Section):
     keep: Literal["all", "success"] | Annotated[int, Field(ge=1)] = "all"
     """all: learn from every episode. success: only from those that succeeded. A number: from that
     many episodes of each task, the best by reward, and from none that failed."""
+    limit: int | None = Field(default=None, ge=1)
+    """Learn from at most so many episodes, the first of those that `keep` lets through."""
     retokenize: bool = False
     """Render the texts of stored episodes with this model's chat template. False: their stored ids
     are learned, and ids of another tokenizer are refused."""

@@ -35,6 +35,12 @@ def named_code(config: Config) -> list[str]:
         "rollout.agent": config.rollout.agent,
         "rollout.generator": config.rollout.generator,
         **{f"log.callbacks.{index}": name for index, name in enumerate(config.log.callbacks)},
+        # A script is code; an endpoint would be sent the user's key.
+        **{
+            f"sft.source.{index}": name.removeprefix("script:")
+            for index, name in enumerate(config.sft.source)
+            if name.startswith(("script:", "openai:"))
+        },
     }
     found += [f"{key}: {name}" for key, name in parts.items() if name and ":" in name]
     if config.model.trust_remote_code:

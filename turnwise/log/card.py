@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from turnwise.log.doctor import diagnose, read_chart
 from turnwise.log.events import Evaluated
-from turnwise.log.outcome import stored_outcome
+from turnwise.log.outcome import steps_done, stored_outcome
 from turnwise.log.store import RunReader
 
 
@@ -12,7 +12,11 @@ def model_card(run: RunReader, *, name: str) -> str:
     """README.md of a trained model, in Markdown with the hub's front matter."""
     config, rows = run.config, run.metrics()
     summary = run.summary() or stored_outcome(rows)
-    steps = max((int(row["step"] or 0) for row in rows if "rollout/reward" in row), default=0)
+    steps = steps_done(rows)
+    how = f"`{config.algo.name}`"
+    if config.sft.source:
+        shown = ", ".join(f"`{source}`" for source in config.sft.source)
+        how = f"imitation of {shown}" + (f", then {how}," if config.train.steps else "")
     stored = [summary.get("before"), summary.get("after"), *summary.get("baselines", [])]
     found = [Evaluated.from_json(one) for one in stored if one]
     base = config.model.path or "a small Llama that turnwise builds"
@@ -27,7 +31,7 @@ def model_card(run: RunReader, *, name: str) -> str:
         "",
         f"# {name}",
         "",
-        f"Trained with turnwise: `{config.algo.name}` on `{config.env.name}`, "
+        f"Trained with turnwise: {how} on `{config.env.name}`, "
         f"{steps} steps, seed {config.seed}, from {base}.",
         "",
         *_results(found),

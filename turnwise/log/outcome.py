@@ -28,6 +28,17 @@ def stored_outcome(rows: Sequence[Mapping[str, float | None]]) -> dict[str, Json
     return found
 
 
+def steps_done(rows: Sequence[Mapping[str, float | None]]) -> int:
+    """Steps of training, or of imitation, that these metrics tell of.
+
+    Example:
+        >>> steps_done([{"step": 0, "eval/reward": 0.5}, {"step": 3, "sft/loss": 0.1}])
+        3
+    """
+    done = [int(row["step"] or 0) for row in rows if "rollout/reward" in row or "sft/loss" in row]
+    return max(done, default=0)
+
+
 def summary_json(
     before: Evaluated | None, after: Evaluated | None, **facts: Json
 ) -> dict[str, Json]:

@@ -13,7 +13,7 @@ from turnwise.data.samples import contexts, episode_to_samples
 from turnwise.envs.gate import clean_text
 from turnwise.generate.base import ContextOverflowError
 from turnwise.generate.stops import end_ids
-from turnwise.log.store import read_episode, read_lines
+from turnwise.log.store import read_episode, read_lines, without_seconds
 from turnwise.procs.progress import Progress
 from turnwise.rollout.context import ContextManager
 from turnwise.rollout.outputs import LmOutput
@@ -246,7 +246,7 @@ def store(path: Path, episodes: Sequence[Episode]) -> None:
     """Keeps demonstrations with their ids in a run directory."""
     beside = path.with_name(f".writing_{path.name}")
     with beside.open("w", encoding="utf-8") as file:
-        file.writelines(episode.to_line() + "\n" for episode in episodes)
+        file.writelines(without_seconds(episode).to_line() + "\n" for episode in episodes)
     beside.replace(path)
 
 

@@ -64,6 +64,9 @@ def collect(config: Config, *, factories: Mapping[str, EnvFactory], say: Say) ->
     if config.sft.keep != "all":
         dropped = len(found) - len(kept)
         say(f"kept {len(kept)} episodes and dropped {dropped} (sft.keep: {config.sft.keep})")
+    if config.sft.limit is not None and len(kept) > config.sft.limit:
+        say(f"the first {config.sft.limit} of {len(kept)} episodes are used (sft.limit)")
+        kept = kept[: config.sft.limit]
     return kept
 
 
