@@ -57,6 +57,7 @@ FIRST_ARGUMENTS = {
     "work": "url",
     "config": "show",
     "migrate": "FILE",
+    "inspect": "RUNS",
     "doctor": "run",
     "report": "RUN",
     "compare": "RUN...",
