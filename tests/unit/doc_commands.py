@@ -15,6 +15,7 @@ from doc_pages import ROOT
 
 from turnwise.cli.args import split_source
 from turnwise.cli.main import COMMANDS, build_app
+from turnwise.cli.sft import read_words
 from turnwise.config import ConfigError, list_recipes, run_config
 from turnwise.config.tree import known_fields
 
@@ -123,7 +124,14 @@ def check_turnwise(words: list[str], folder: Path) -> None:
         raise ValueError(f"{name}: {error}") from error
     if context.allow_extra_args and name != "migrate":
         vary = [word.partition(",")[0] for word in context.params.get("vary") or ()]
-        _check_settings([*context.args, *vary], folder, source_first=name != "check-env")
+        given = _without_sources(context.args) if name == "sft" else context.args
+        _check_settings([*given, *vary], folder, source_first=name != "check-env")
+
+
+def _without_sources(words: list[str]) -> list[str]:
+    """The recipe and the settings of `turnwise sft`. Stored demonstrations are the reader's."""
+    read = read_words([word for word in words if not re.match(r"runs/|.*\.jsonl", word)])
+    return [*([] if read.config is None else [read.config]), *read.overrides]
 
 
 def _check_settings(words: list[str], folder: Path, *, source_first: bool) -> None:
