@@ -57,7 +57,6 @@ FIRST_ARGUMENTS = {
     "work": "url",
     "config": "show",
     "migrate": "FILE",
-    "inspect": "RUNS",
     "doctor": "run",
     "report": "RUN",
     "compare": "RUN...",
