@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from turnwise.algos import compute_bi_level_gae_advantage_return
     from turnwise.algos.algorithm import Algorithm
     from turnwise.api import evaluate as evaluate
+    from turnwise.api import sft as sft
     from turnwise.api import train as train
     from turnwise.config import (
         Config,
@@ -107,6 +108,7 @@ __all__ = [
     "register_part",
     "rows",
     "run_config",
+    "sft",
     "show_config",
     "train",
 ]
@@ -114,7 +116,7 @@ __all__ = [
 _HOMES = {
     "turnwise.algos": ("compute_bi_level_gae_advantage_return",),
     "turnwise.algos.algorithm": ("Algorithm",),
-    "turnwise.api": ("evaluate", "train"),
+    "turnwise.api": ("evaluate", "sft", "train"),
     "turnwise.config": (
         "Config",
         "ConfigError",

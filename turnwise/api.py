@@ -1,4 +1,5 @@
-"""Python's door to turnwise: `turnwise.train` and `turnwise.evaluate`. docs/python.md shows both.
+"""Python's door to turnwise: `turnwise.train`, `turnwise.sft` and `turnwise.evaluate`.
+docs/python.md shows them.
 
 What a config names, these take as objects too: each is given a name, and the rest is the path that
 every run takes.
@@ -13,11 +14,13 @@ from typing import Any
 
 from turnwise.algos.algorithm import Algorithm
 from turnwise.cli.load_player import load_player, load_policy
+from turnwise.cli.sft import Words, resolve
 from turnwise.config.base import run_config
 from turnwise.config.schema import Config
 from turnwise.envs.trust import refuse_foreign_code
 from turnwise.evaluate.evaluation import EvalResult, PolicyPlayer
 from turnwise.evaluate.evaluation import evaluate as evaluate_player
+from turnwise.evaluate.named import KINDS
 from turnwise.evaluate.players import Player, ScriptedPlayer, Situation
 from turnwise.generate.base import Generator
 from turnwise.log.callbacks import Callback
@@ -29,7 +32,7 @@ from turnwise.train.trainer import RunResult
 from turnwise.user_code import name_of
 
 Source = str | os.PathLike[str] | Mapping[str, Any] | Config
-PLAYERS = ("random", "expert", "openai", "script")
+Demonstrations = str | os.PathLike[str] | Callable[[Situation], str]
 
 
 def train(
@@ -93,6 +96,52 @@ def train(
     )
 
 
+def sft(
+    source: Demonstrations | Sequence[Demonstrations],
+    env: str | Callable[..., Any] | object | None = None,
+    model: str | os.PathLike[str] | None = None,
+    *,
+    best: bool | int = False,
+    callbacks: Sequence[Callback | type[Callback] | str] = (),
+    config: Source | None = None,
+    overrides: Mapping[str, Any] | None = None,
+    quiet: bool = False,
+    trust: bool = False,
+) -> RunResult:
+    """Imitates demonstrations to the end, and returns what it came to. docs/imitation.md describes
+    it; `turnwise.train(resume=..)` goes on with such a run.
+
+    Args:
+        source: one or several: "expert", "random", "openai:URL#MODEL", a function from a Situation
+            to the reply's text, a run directory, or a file of episodes or messages.
+        env: the environment that players play and that is evaluated.
+        model: a Hugging Face directory or hub name. None: the config's, or the embedded model.
+        best: True: learn from the episodes that succeeded. A number: from that many of each task.
+        config: a recipe, a YAML file, a mapping or a Config to start from.
+        overrides: settings by dotted key, such as {"sft.epochs": 2}.
+        trust: load the code that a run's own config names, whoever made it.
+
+    Raises:
+        ValueError: settings contradict each other, or a source cannot be learned from.
+    """
+    keep = "all" if best is False else "success" if best is True else best
+    given: dict[str, Any] = {
+        "env.name": _named(env),
+        "model.path": None if model is None else os.fspath(model),
+        "sft.keep": None if keep == "all" else keep,
+    }
+    settings = {key: value for key, value in given.items() if value is not None}
+    words = Words(
+        sources=_sources(source),
+        config=_plain(config),
+        overrides=tuple(_words({**settings, **(overrides or {})})),
+    )
+    resolved, stored = resolve(words)
+    if stored is not None:
+        refuse_foreign_code(resolved, stored=stored, trust=trust)
+    return run.train(resolved, sinks=() if quiet else None, callbacks=callbacks)
+
+
 def evaluate(
     policy: RunResult | str | Path | Player | Callable[[Situation], str],
     env: str | Callable[..., Any] | object | None = None,
@@ -128,7 +177,7 @@ def evaluate(
     player: Player | PolicyPlayer
     if path is not None:
         player = load_policy(resolved, run=path, name=path.name)
-    elif where is not None and where.partition(":")[0] in PLAYERS:
+    elif where is not None and where.partition(":")[0] in KINDS:
         player = load_player(where, resolved)
     elif where is not None:
         player = load_policy(resolved, model=where, name=Path(where).name)
@@ -150,12 +199,26 @@ def evaluate(
 
 def _config(source: Source | None, settings: Mapping[str, Any]) -> Config:
     """The config that the command line would come to with the same words."""
-    words = [f"{key}={json.dumps(value)}" for key, value in settings.items()]
+    return run_config(_plain(source), _words(settings))
+
+
+def _sources(source: Demonstrations | Sequence[Demonstrations]) -> tuple[str, ...]:
+    """Names of the sources; a function is a scripted player."""
+    if isinstance(source, str | os.PathLike):
+        return (os.fspath(source),)
+    if callable(source):
+        return (f"script:{name_of(source)}",)
+    return tuple(name for one in source for name in _sources(one))
+
+
+def _words(settings: Mapping[str, Any]) -> list[str]:
+    return [f"{key}={json.dumps(value)}" for key, value in settings.items()]
+
+
+def _plain(source: Source | None) -> str | Path | Mapping[str, Any] | None:
     if isinstance(source, Config):
-        source = source.model_dump(mode="json")
-    if isinstance(source, os.PathLike):
-        source = Path(source)
-    return run_config(source, words)
+        return source.model_dump(mode="json")
+    return Path(source) if isinstance(source, os.PathLike) else source
 
 
 def _named(part: object) -> str | None:

@@ -1,7 +1,8 @@
 """`turnwise sft`: imitates demonstrations, from a player, a run, or a file of episodes or
 messages."""
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -53,7 +54,10 @@ def sft(
         run_native(config, resume=resume)
         return
     words = read_words(ctx.args)
-    config = _config(words, embedded=False if write is not None else None, trust=trust)
+    with told_shortly((NoSourceError,)):
+        config, stored = resolve(words, embedded=False if write is not None else None)
+    if stored is not None:
+        refuse_code(config, stored=stored, trust=trust)
     if dry_run:
         print(show_config(config), end="")
         show_plan(config)
@@ -63,13 +67,17 @@ def sft(
         run_native(config)
 
 
+class NoSourceError(ValueError):
+    """There is nothing to imitate."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Words:
     """The command line, sorted."""
 
     sources: tuple[str, ...]
-    config: str | None
-    """A recipe or a config file."""
+    config: str | Path | Mapping[str, Any] | None
+    """A recipe, a config file or settings."""
     overrides: tuple[str, ...]
 
 
@@ -102,7 +110,7 @@ def read_words(words: Sequence[str]) -> Words:
             rest.append(word)
     config, overrides = split_source(rest)
     if config is not None and Path(config).is_dir():
-        fail(f"{config} is no run directory: it has no config.yaml")
+        fail(f"{config} is no run directory: it has no config.yaml; give a folder of runs/")
     return Words(sources=tuple(sources), config=config, overrides=(*overrides, *best))
 
 
@@ -111,29 +119,34 @@ def _is_stored(word: str) -> bool:
     return (path / "config.yaml").is_file() or word.endswith((".jsonl", ".jsonl.gz"))
 
 
-def _config(words: Words, *, embedded: bool | None, trust: bool) -> Config:
-    """The config of the run: that of the recipe or file, else the one that was stored with the
-    demonstrations. Without an environment, nothing is evaluated."""
+def resolve(words: Words, *, embedded: bool | None = None) -> tuple[Config, Path | None]:
+    """(the config of the run, the stored config that it is made from or None).
+
+    It is that of the recipe or file, else the one that lies with the demonstrations. Where no
+    environment is named, nothing is evaluated.
+
+    Raises:
+        NoSourceError: no source is named.
+    """
     from turnwise.train.sources import is_player
 
     overrides = ["train.steps=0", *words.overrides]
     if words.sources:
-        overrides.append(f"sft.source={list(words.sources)}")
-    stored = None if words.config is not None else _stored_config(words.sources)
-    if stored is not None:
-        config = run_config(_settings_of(stored), overrides, embedded=embedded)
-        refuse_code(config, stored=stored, trust=trust)
-        return config
-    named = [word.lstrip("-").startswith(("env.", "envs", "sft.source")) for word in overrides]
-    played = any(map(is_player, words.sources))
-    if words.config is None and not played and not any(named[:-1]):
-        overrides = ["eval.before=false", "eval.after=false", *overrides]
-    if not words.sources and words.config is None:
-        fail(
+        overrides.append(f"sft.source={json.dumps(words.sources)}")
+    if words.config is not None:
+        return run_config(words.config, overrides, embedded=embedded), None
+    if not any(word.lstrip("-").startswith("sft.source") for word in overrides):
+        raise NoSourceError(
             "there is nothing to imitate; give a source: expert, random, a run directory, a file "
             ".jsonl of episodes or messages"
         )
-    return run_config(words.config, overrides, embedded=embedded)
+    stored = _stored_config(words.sources)
+    if stored is not None:
+        return run_config(_settings_of(stored), overrides, embedded=embedded), stored
+    named = any(word.lstrip("-").startswith(("env.", "envs")) for word in overrides)
+    if not named and not any(map(is_player, words.sources)):
+        overrides = ["eval.before=false", "eval.after=false", *overrides]
+    return run_config(None, overrides, embedded=embedded), None
 
 
 def _stored_config(sources: Sequence[str]) -> Path | None:

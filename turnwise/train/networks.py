@@ -18,6 +18,7 @@ from turnwise.models.policy import (
     load_tokenizer,
     make_critic,
     make_reference,
+    prepare,
     quiet,
 )
 from turnwise.seeding import derive_seed
@@ -64,6 +65,8 @@ def build_policy(
     embedded, staged = config.model.path is None, imitates_first(config)
     if imitated is not None:
         model, tokenizer = imitated
+        checkpointing = config.model.gradient_checkpointing is True
+        model = prepare(model, gradient_checkpointing=checkpointing)
     elif staged:
         model = load_model(config.model, path=check_files(initial))
         tokenizer = load_stored_tokenizer(initial)

@@ -101,7 +101,6 @@ class PPOTrainer(RunTrainer):
         self.plan, self.config = planned(self.config, self.algorithm)
         """The memory plan; None for the embedded model."""
         config = self.config
-        torch.manual_seed(derive_seed(config.seed, "torch"))
         self._code = code_digests(config)
         self.idle_steps = 0
         self.collapsed_steps = 0
@@ -116,6 +115,7 @@ class PPOTrainer(RunTrainer):
         imitated = None
         if imitates_first(config) and not initial.is_dir():
             imitated = imitate_first(self._asked, initial=initial, sinks=self._sinks)
+        torch.manual_seed(derive_seed(config.seed, "torch"))
         self.policy, self._warmstart = build_policy(
             config,
             self.algorithm,

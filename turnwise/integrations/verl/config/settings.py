@@ -98,6 +98,11 @@ def _model_rules(config: Config, engine: str) -> list[Rule]:
             model.gguf_file is not None,
             "verl reads safetensors; convert the model",
         ),
+        (
+            "model.adapter",
+            model.adapter is not None,
+            "verl reads whole weights; merge the adapter into the model first",
+        ),
         ("model.lora.dropout", lora.dropout > 0, "verl's LoRA has no dropout; set it to 0"),
         (
             "model.lora.rank",
