@@ -18,6 +18,7 @@ from turnwise.config import Config, ConfigError, run_config
 from turnwise.envs.base import EnvError
 from turnwise.envs.registry import make_env
 from turnwise.rollout.plan import env_configs
+from turnwise.train.setup import choose_setting
 
 KINDS = ("ragen", "verl-agent", "align-anything")
 
@@ -38,6 +39,7 @@ def files(kind: str, checkout: Path) -> Iterator[Path]:
 def opened(config: Config) -> list[str]:
     """The environments of a run, each made and reset once."""
     if config.data.prompts is not None:
+        choose_setting(config)
         return []
     names: list[str] = []
     for split, groups in (("train", config.rollout.train), ("val", config.rollout.val)):
@@ -79,6 +81,10 @@ def judge(path: Path) -> tuple[str, list[str]]:
         return "refused", list(error.problems)
     except ValueError as error:
         return "refused", [str(error)]
+    data = [name for name in (config.data.prompts, config.data.val_prompts) if name]
+    absent = [name for name in data if not Path(name).is_file()]
+    if absent:
+        return "read", [f"its data is not on this machine: {', '.join(absent)}"]
     try:
         return "opened", opened(config)
     except OSError as error:

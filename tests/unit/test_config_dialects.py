@@ -310,10 +310,16 @@ def test_kl() -> None:
     ("text", "reason"),
     [
         ("actor_rollout_ref: {rollout: {layered_summon: true}}", "a key of verl"),
-        ("trainer: {nnodes: 2}", "set backend: verl"),
+        ("trainer: {nnodes: two}", "a number of machines, got 'two'"),
+        ("actor_rollout_ref: {model: {override_config: {a: 1}}}", "set backend: verl"),
         ("actor_rollout_ref: {hybrid_engine: false}", "trainer's own weights"),
-        ("data: {train_files: a.parquet}", "set data.prompts = FILE.jsonl"),
-        ("data_cfgs: {train_datasets: PKU/data}", "set data.prompts = FILE.jsonl"),
+        ("data: {train_files: a.parquet}", "set data.prompts = FILE"),
+        ("data_cfgs: {train_datasets: PKU/data}", "set data.prompts = FILE"),
+        ("{data: {train_files: a.parquet}, reward_model: {reward_manager: prime}}", "data.reward"),
+        ("{data: {train_files: [a, b]}, reward_model: {reward_manager: dapo}}", "from one file"),
+        ("reward_model: {reward_manager: dapo}", "rewards come from the environment"),
+        ("reward_model: {overlong_buffer: {enable: true, len: 4}}", "needs len and penalty_factor"),
+        ("reward_model: {overlong_buffer: {penalty_factor: 1.0}}", "needs enable, len and"),
         ("train_cfgs: {ptx_coeff: 16.0}\ndata_cfgs: {ptx_datasets: a}", "no pretraining loss"),
         ("trainer: {resume_from_path: a/b}", "turnwise train --resume RUN"),
         ("trainer: {resume_mode: resume_path}", "turnwise train --resume RUN"),
@@ -535,6 +541,55 @@ def test_a_tag_named_later_brings_its_environment() -> None:
         assert set(load(text).envs) == {"Arms"}
     with pytest.raises(ConfigError, match="has no environment 'lean'"):
         load(text, "rollout.train.tags=[Proof]")
+
+
+DAPO = """
+data: {train_files: /d/train.parquet, val_files: [/d/test.parquet], prompt_key: prompt,
+  max_response_length: 1000, train_batch_size: 8}
+actor_rollout_ref: {rollout: {n: 4, tensor_model_parallel_size: 2}}
+algorithm: {adv_estimator: grpo, filter_groups: {enable: true, metric: acc}}
+reward_model: {reward_manager: dapo, BUFFER: {enable: true, len: 200, penalty_factor: 0.5}}
+trainer: {total_epochs: 3, nnodes: 1, n_gpus_per_node: 8}
+"""
+BUFFER = "reward_kwargs: {max_resp_len: 1000, overlong_buffer_cfg: {enable: true, len: 200, penalty_factor: 0.5, log: false}}"
+
+
+@pytest.mark.filterwarnings("ignore::turnwise.config.ConfigWarning")
+def test_verls_data_files_are_prompts_with_answers() -> None:
+    config = load(DAPO.replace("BUFFER", "overlong_buffer"))
+    assert (config.data.prompts, config.data.val_prompts) == (
+        "/d/train.parquet",
+        "/d/test.parquet",
+    )
+    assert (config.data.reward, config.data.answer_column) == ("exact", "reward_model.ground_truth")
+    assert (config.data.epochs, config.train.multi_turn) == (3, False)
+    shaping = config.env.shaping
+    assert (shaping.overlong_tokens, shaping.overlong_penalty) == (200, 0.5)
+    assert (config.backend, config.verl, config.algo.filter) == ("native", {}, "dynamic")
+    off = load(DAPO.replace("BUFFER: {enable: true", "overlong_buffer: {enable: false"))
+    assert off.env.shaping.overlong_tokens == 0
+    steps = load(DAPO.replace("BUFFER", "overlong_buffer"), "trainer.total_training_steps=9")
+    assert (steps.train.steps, steps.data.epochs) == (9, None)
+    start, _, rest = DAPO.partition("BUFFER: {")
+    other = load(start + BUFFER + rest.partition("}")[2])
+    assert other.env.shaping == shaping
+    wrong = start + BUFFER.replace("1000", "900") + rest.partition("}")[2]
+    assert "max_resp_len must be data.max_response_length" in refused(wrong)
+    named = load(DAPO.replace("BUFFER", "overlong_buffer"), "data.prompts=mine.jsonl")
+    assert named.data.prompts == "mine.jsonl"
+
+
+def test_several_nodes_are_verls() -> None:
+    text = DAPO.replace("BUFFER", "overlong_buffer").replace("nnodes: 1", "nnodes: 16")
+    with pytest.warns(ConfigWarning, match="started with --nodes 16 --gpus 8"):
+        config = load(text, "actor_rollout_ref.model.override_config.max_position_embeddings=32768")
+    assert config.backend == "verl"
+    assert config.verl == {
+        "actor_rollout_ref.rollout.tensor_model_parallel_size": 2,
+        "actor_rollout_ref.model.override_config.max_position_embeddings": 32768,
+    }
+    with pytest.warns(ConfigWarning, match="the native trainer runs on one device"):
+        assert load(text, "backend=native").backend == "native"
 
 
 def test_verl_keys_pass_through_with_backend_verl() -> None:

@@ -206,10 +206,10 @@ def test_a_variable_that_is_not_set_is_refused_where_it_counts(tmp_path: Path) -
         "a=${NOT_SET_ANYWHERE:-${NOR_THIS:-7}}\npython -m x env.seed=$a trainer.n_gpus_per_node=$B"
     )
     assert load_config(write(tmp_path, {"run.sh": text})).seed == 7
-    text = "python -m x env.seed=$NOT_SET_ANYWHERE trainer.nnodes=2"
+    text = "python -m x env.seed=$NOT_SET_ANYWHERE data.shuffle_seed=2"
     with pytest.raises(ConfigError, match=r"env.seed: .*a variable in it is not set") as caught:
         load_config(write(tmp_path, {"run.sh": text}))
-    assert "set backend: verl" in str(caught.value)
+    assert "data.shuffle_seed: unknown key" in str(caught.value)
     text = "python -m x env.seed=3 trainer.default_local_dir=$NOT_SET_ANYWHERE/a"
     path = write(tmp_path, {"run.sh": text})
     with pytest.warns(ConfigWarning, match=r"default_local_dir: .*log.dir keeps its default"):
@@ -260,6 +260,10 @@ def test_the_first_round_of_loops_is_taken_and_said(tmp_path: Path) -> None:
         ("for i in {1..3}; do\npython -m x k.l=$i\ndone", ("k.l=$i",)),
         ("for i in $(seq 3); do\npython -m x k.l=$i\ndone", ("k.l=$i",)),
         ("for i in 7\ndo\npython -m x k.l=$i\ndone", ("k.l=7",)),
+        ("n=3\nm=$((n * 2))\npython -m x k.l=$((n + m)) k.m=$(((n+m) * (2 - 4 / 3)))",
+         ("k.l=9", "k.m=9")),
+        ("python -m x k.l=$((NOT_SET_ANYWHERE+1)) k.m=$((2**9)) k.n=$((1", 
+         ("k.l=$((NOT_SET_ANYWHERE+1))", "k.m=$((2**9))", "k.n=$((1")),
         ("n=$((99999999999999999999 + 1))\npython -m x k.l=$n", ("k.l=$n",)),
     ],
 )  # fmt: skip
@@ -292,7 +296,7 @@ def test_migrate_comments_and_command(tmp_path: Path, capsys: pytest.CaptureFixt
 
 
 def test_migrate_refuses_or_leaves_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = write(tmp_path, {"a.yaml": "trainer: {nnodes: 2, total_epochs: 3}\n"})
+    path = write(tmp_path, {"a.yaml": "trainer: {ref_update_freq: 2, total_epochs: 3}\n"})
     with pytest.raises(SystemExit) as caught:
         main(["migrate", str(path)])
     assert caught.value.code == 2
@@ -301,7 +305,7 @@ def test_migrate_refuses_or_leaves_out(tmp_path: Path, capsys: pytest.CaptureFix
         main(["migrate", str(path), "--leave-out"])
     assert caught.value.code == 0
     text = capsys.readouterr().out
-    assert "# Refused. Nothing here stands for these:\n# - trainer.nnodes: 2 means" in text
+    assert "# Refused. Nothing here stands for these:\n# - trainer.ref_update_freq: a key" in text
     assert parse_yaml(text) == {"train": {"steps": 3}}
 
 

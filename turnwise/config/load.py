@@ -90,7 +90,7 @@ def translate(
     layers.append(_Layer(origin="command line", tree=parse_overrides(overrides)))
     named = (layer.tree.get("backend") for layer in layers)
     backends = [backend for backend in named if isinstance(backend, str)]
-    translator = Translator(backend=backends[-1] if backends else "native")
+    translator = Translator(backend=backends[-1] if backends else None)
     for layer in layers:
         recipe = layer.origin.startswith(_RECIPE)
         translator.add(layer.tree, origin=layer.origin, recipe=recipe)

@@ -192,6 +192,11 @@ class ShapingConfig(Section):
     """Divide by the standard deviation as well as subtracting the mean."""
     clip: float | None = Field(default=None, gt=0.0)
     """Clip each turn's reward to [-clip, clip]."""
+    overlong_tokens: int = Field(default=0, ge=0)
+    """Soft punishment of long replies, as in DAPO: it begins this many tokens before
+    rollout.max_response_tokens and grows to overlong_penalty there. 0: off."""
+    overlong_penalty: float = Field(default=1.0, ge=0.0)
+    """What a reply of rollout.max_response_tokens loses, if overlong_tokens is set."""
     function: str | None = None
     """Your own shaper, as file.py:function or a registered name. Its result is added to every
     turn's reward, after the clip."""
@@ -494,14 +499,20 @@ class DataConfig(Section):
     """Plain prompts for single-turn training without an environment."""
 
     prompts: str | None = None
-    """A JSONL file. Each line has a prompt (text or messages) and the columns that the reward
-    needs."""
+    """A JSONL or parquet file. Each row has a prompt (text or messages) and the columns that the
+    reward needs."""
+    val_prompts: str | None = None
+    """A file of held-out prompts. None: a share `val_fraction` of `prompts`."""
     prompt_column: str = "prompt"
     answer_column: str = "answer"
+    """The right answer, for the rewards exact and math. A dot leads into a column of columns."""
     reward: str | None = None
-    """The reward function, as module:function; called with prompt, completion and the line's other
-    columns."""
+    """The reward function, as module:function; called with prompt, completion and the row's other
+    columns. Or exact (the same number or text as the answer) or math (as math-verify compares)."""
     val_fraction: float = Field(default=0.1, ge=0.0, lt=1.0)
+    epochs: int | None = Field(default=None, ge=1)
+    """End after as many prompts as this many passes over the training prompts have, in place of
+    train.steps. Prompts are drawn at random."""
 
 
 class EvalConfig(Section):

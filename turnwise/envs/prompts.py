@@ -2,12 +2,13 @@
 function."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
 from turnwise.config.schema import Config, DataConfig
 from turnwise.envs.base import EnvError
+from turnwise.envs.prompt_rewards import built_in_reward
 from turnwise.json_lines import read_json_lines
 from turnwise.seeding import derive_seed
 from turnwise.types import Json, Message, Observation, StepResult, Task
@@ -37,7 +38,7 @@ class PromptEnv:
     max_turns: int | None = 1
 
     def __init__(
-        self, rows: Mapping[str, list[Row]], *, reward: Callable[..., Any], config: DataConfig
+        self, rows: Mapping[str, Sequence[Row]], *, reward: Callable[..., Any], config: DataConfig
     ) -> None:
         self._rows = rows
         self._reward = reward
@@ -89,40 +90,113 @@ class PromptEnv:
         self._row = None
 
 
-def read_prompts(config: DataConfig, *, seed: int) -> dict[str, list[Row]]:
-    """The file's rows by split. A row's split depends only on the seed and the line.
+def read_prompts(config: DataConfig, *, seed: int) -> dict[str, Sequence[Row]]:
+    """The rows by split. A row's split depends only on the seed and its number, or on its file.
 
     Raises:
-        ValueError: a line is not a JSON object with the prompt column; the message names the line.
+        ValueError: a row has no prompt column, or a file cannot be read; the message says which.
     """
     if config.prompts is None:
-        raise ValueError("training on plain prompts needs data.prompts, a JSONL file")
-    rows: dict[str, list[Row]] = {"train": [], "val": []}
-    path = Path(config.prompts)
+        raise ValueError("training on plain prompts needs data.prompts, a JSONL or parquet file")
+    rows = _rows("data.prompts", config.prompts, config)
+    if config.val_prompts is not None:
+        held = _rows("data.val_prompts", config.val_prompts, config)
+        found = {"train": rows.picked(range(len(rows))), "val": held.picked(range(len(held)))}
+    else:
+        share = config.val_fraction * 10_000
+        held_out = [
+            derive_seed(seed, "prompt-split", number) % 10_000 < share for number in rows.numbers
+        ]
+        found = {
+            name: rows.picked([index for index, held in enumerate(held_out) if held == wanted])
+            for name, wanted in (("train", False), ("val", True))
+        }
+    if not len(found["train"]):
+        raise ValueError(f"{config.prompts} has no prompt to train on")
+    return found
+
+
+def _rows(key: str, where: str, config: DataConfig) -> "_Lines | _Table":
+    path = Path(where)
     if not path.is_file():
-        raise ValueError(f"data.prompts: there is no file {path}")
-
-    def read(row: Any) -> Row:
-        if not isinstance(row, dict) or config.prompt_column not in row:
-            raise ValueError(f"it has no column {config.prompt_column!r}; see data.prompt_column")
-        return cast(Row, row)
-
-    for number, row in read_json_lines(path, read):
-        held_out = derive_seed(seed, "prompt-split", number) % 10_000 < config.val_fraction * 10_000
-        rows["val" if held_out else "train"].append(row)
-    if not rows["train"]:
-        raise ValueError(f"{path} has no prompt to train on")
-    return rows
+        raise ValueError(f"{key}: there is no file {path}")
+    if path.suffix == ".parquet":
+        return _Table(path, column=config.prompt_column)
+    return _Lines(path, column=config.prompt_column)
 
 
-def prompt_factory(config: Config) -> Callable[[], PromptEnv]:
-    """A factory of prompt environments for a run. Reads the file and finds the reward function
-    once, at the start."""
+def _no_column(column: str) -> str:
+    return f"it has no column {column!r}; see data.prompt_column"
+
+
+class _Lines:
+    """The rows of a JSONL file."""
+
+    def __init__(self, path: Path, *, column: str) -> None:
+        def read(row: Any) -> Row:
+            if not isinstance(row, dict) or column not in row:
+                raise ValueError(_no_column(column))
+            return cast(Row, row)
+
+        lines = list(read_json_lines(path, read))
+        self.numbers = [number for number, _ in lines]
+        """The number of each row's line, which decides its split."""
+        self._rows = [row for _, row in lines]
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def picked(self, indices: Sequence[int]) -> Sequence[Row]:
+        return [self._rows[index] for index in indices]
+
+
+class _Table:
+    """The rows of a parquet file, made one by one: as Python objects, a million of them would fill
+    the memory."""
+
+    def __init__(self, path: Path, *, column: str) -> None:
+        try:
+            from pyarrow import parquet
+        except ImportError as error:
+            raise ValueError(
+                f"{path}: parquet files need pyarrow; run: pip install 'turnwise[parquet]'"
+            ) from error
+        try:
+            self._table: Any = cast(Any, parquet).read_table(path)
+        except (ValueError, OSError) as error:  # pyarrow's own are of these
+            raise ValueError(f"{path} cannot be read as parquet: {error}") from error
+        if column not in self._table.column_names:
+            raise ValueError(f"{path} cannot be read: {_no_column(column)}")
+        self.numbers = range(1, len(self) + 1)
+
+    def __len__(self) -> int:
+        return int(self._table.num_rows)
+
+    def picked(self, indices: Sequence[int]) -> Sequence[Row]:
+        return _Picked(self._table, indices)
+
+
+class _Picked(Sequence[Row]):
+    def __init__(self, table: Any, indices: Sequence[int]) -> None:
+        self._table, self._indices = table, indices
+
+    def __len__(self) -> int:
+        return len(self._indices)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._table.slice(self._indices[index], 1).to_pylist()[0]
+
+
+def prompt_factory(config: Config, rows: Mapping[str, Sequence[Row]]) -> Callable[[], PromptEnv]:
+    """A factory of prompt environments for a run. Finds the reward function once, at the start."""
     if config.data.reward is None:
         raise ValueError(
-            "training on plain prompts needs data.reward, a function named module:function"
+            "training on plain prompts needs data.reward: a function named module:function, exact, "
+            "or math"
         )
-    rows = read_prompts(config.data, seed=config.seed)
+    built_in = built_in_reward(config.data.reward, answer_column=config.data.answer_column)
+    if built_in is not None:
+        return lambda: PromptEnv(rows, reward=built_in, config=config.data)
     try:
         reward = load_named(config.data.reward)
     except UnknownNameError as error:

@@ -1,10 +1,12 @@
 """Reward shaping. It is applied only here: environments never shape their own rewards."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 from turnwise.config.schema import ShapingConfig
 from turnwise.envs.base import EnvError
 from turnwise.envs.gate import read_reward
+from turnwise.types import StepResult
 
 
 def shaping_parts(
@@ -46,3 +48,31 @@ def shaping_parts(
         total = sum(parts.values()) + sum(added.values())
         added["clip"] = max(-shaping.clip, min(shaping.clip, total)) - total
     return added
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Overlong:
+    """Soft overlong punishment (DAPO, arXiv 2503.14476): replies of up to `limit - tokens` tokens
+    lose nothing, one of `limit` tokens loses `penalty`, and in between it grows evenly.
+
+    Example:
+        >>> rule = Overlong(limit=100, tokens=20, penalty=0.5)
+        >>> [rule.reward(length) for length in (80, 90, 100)]
+        [0.0, -0.25, -0.5]
+    """
+
+    limit: int
+    tokens: int
+    penalty: float
+
+    def reward(self, length: int) -> float:
+        beyond = max(length - (self.limit - self.tokens), 0)
+        return -self.penalty * beyond / self.tokens if beyond else 0.0
+
+    def applied(self, result: StepResult, length: int) -> StepResult:
+        """The result with the punishment in its reward."""
+        added = self.reward(length)
+        if not added:
+            return result
+        parts = {**(result.reward_parts or {"env": result.reward}), "overlong": added}
+        return replace(result, reward=result.reward + added, reward_parts=parts)

@@ -16,6 +16,7 @@ from turnwise.envs.gate import (
     read_text,
     words,
 )
+from turnwise.envs.shaping import Overlong
 from turnwise.isolation.pools import EnvHandle
 from turnwise.rollout.outputs import EnvInput, EnvOutput, HistoryEntry
 from turnwise.rollout.plan import EpisodePlan
@@ -79,6 +80,8 @@ class Agent:
         self.attempts = attempts
         self.shaper: Shaper | None = None
         """Adds to the reward of every turn; the config's `env.shaping.function`."""
+        self.overlong: Overlong | None = None
+        """Punishes long replies; the config's `env.shaping.overlong_tokens`."""
         self.status: Status | None = None
         self.error: str | None = None
         self.cause: BaseException | None = None
@@ -143,6 +146,8 @@ class Agent:
             if ending is not None and not result.done:
                 why: Cut = "length" if ending is Status.TRUNCATED_LENGTH else "turns"
                 result = _with_finish(result, await self.handle.finish(why))
+            if self.overlong is not None:
+                result = self.overlong.applied(result, len(env_input.completion.ids))
             if self.shaper is not None:
                 result = shaped(
                     result, self.shaper, env_input.text, turn=len(self.turns), over=ending

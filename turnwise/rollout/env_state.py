@@ -10,6 +10,7 @@ from turnwise.config.schema import Config
 from turnwise.envs.base import Env, EnvError, EnvFactory
 from turnwise.envs.gate import ask
 from turnwise.envs.registry import make_env
+from turnwise.envs.shaping import Overlong
 from turnwise.isolation.pools import open_pool
 from turnwise.procs.event_loop import EventLoop
 from turnwise.rollout.agents import Agent, agent_class, find_shaper
@@ -59,6 +60,16 @@ class EnvStateManager:
             tag: find_shaper(env.shaping.function)
             for tag, env in configs.items()
             if env.shaping.function is not None
+        }
+        limit = config.rollout.max_response_tokens
+        self._overlong = {
+            tag: Overlong(
+                limit=limit,
+                tokens=env.shaping.overlong_tokens,
+                penalty=env.shaping.overlong_penalty,
+            )
+            for tag, env in configs.items()
+            if env.shaping.overlong_tokens
         }
         given = dict(factories or {})
         self.probes: dict[str, Env] = {
@@ -140,6 +151,7 @@ class EnvStateManager:
     def _agent(self, plan: EpisodePlan, *, attempts: int = 1) -> Agent:
         agent = self._agent_cls(plan, self._pool.open(plan.tag), attempts=attempts)
         agent.shaper = self._shapers.get(plan.tag)
+        agent.overlong = self._overlong.get(plan.tag)
         return agent
 
 

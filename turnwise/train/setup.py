@@ -5,10 +5,10 @@ from collections.abc import Mapping
 from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import dataclass
 
-from turnwise.config.schema import Config, EnvConfig, GroupsConfig
+from turnwise.config.schema import Config, EnvConfig, GroupsConfig, ShapingConfig
 from turnwise.envs.base import EnvError, EnvFactory, EnvTimeoutError
 from turnwise.envs.gate import raised_at
-from turnwise.envs.prompts import TAG, prompt_factory
+from turnwise.envs.prompts import TAG, prompt_factory, read_prompts
 from turnwise.envs.registry import make_env
 from turnwise.log.events import Notice
 from turnwise.procs.progress import Progress
@@ -118,12 +118,21 @@ def _on_prompts(config: Config) -> Setting:
             "isolation": "inline",
         }
     )
+    rows = read_prompts(config.data, seed=config.seed)
+    train = config.train.model_copy(update={"multi_turn": False})
+    if config.data.epochs is not None:
+        seen = config.data.epochs * len(rows["train"])
+        train = train.model_copy(update={"steps": max(seen // rollout.train.env_groups, 1)})
+    long = config.env.shaping
+    shaping = ShapingConfig(
+        overlong_tokens=long.overlong_tokens, overlong_penalty=long.overlong_penalty
+    )
     changed = config.model_copy(
         update={
-            "env": EnvConfig(name=TAG, single_turn=True),
+            "env": EnvConfig(name=TAG, single_turn=True, shaping=shaping),
             "envs": {},
             "rollout": rollout,
-            "train": config.train.model_copy(update={"multi_turn": False}),
+            "train": train,
         }
     )
-    return Setting(config=changed, factories={TAG: prompt_factory(config)})
+    return Setting(config=changed, factories={TAG: prompt_factory(config, rows)})

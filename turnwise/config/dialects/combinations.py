@@ -8,6 +8,17 @@ one per line, where the facts contradict each other or mean nothing here.
 from collections.abc import Callable
 from typing import Any, cast
 
+from turnwise.config.dialects.data_files import (
+    BUFFERS,
+    FILES,
+    OVERRIDES,
+    PLACES,
+    REWARD,
+    epochs,
+    files,
+    nodes,
+    overlong,
+)
 from turnwise.config.dialects.environments import custom_env, verl_agent_env
 from turnwise.config.dialects.keys import ESTIMATORS
 from turnwise.config.dialects.ragen import FILTER_KEYS
@@ -315,21 +326,14 @@ def _mini_batches(facts: Tree, seen: Tree, note: Note) -> Tree:
     return {}
 
 
-def _files(facts: Tree, seen: Tree, note: Note) -> Tree:
-    """verl's parquet files and align-anything's data sets. With an environment, they only count
-    tasks."""
-    given = [key for key, value in facts.items() if value and key != "env.env_name"]
-    if "env.env_name" in facts:
-        for key in given:
-            if key == "data.image_key":
-                raise ValueError("data.image_key: environments show text, not images")
-            note(key, "tasks come from the environment: data.train_batch_size says how many")
-        return {}
-    if given:
+def _reward_manager(facts: Tree, seen: Tree, note: Note) -> Tree:
+    if "env.env_name" not in facts and not facts.get("data.train_files"):
         raise ValueError(
-            "prompts are read from a JSONL file, and scored by a function: set data.prompts = "
-            "FILE.jsonl and data.reward = file.py:function"
+            f"{REWARD} means nothing here: rewards come from the environment, or from data.reward "
+            "= file.py:function"
         )
+    if "env.env_name" in facts:
+        note(REWARD, "rewards come from the environment", moot=True)
     return {}
 
 
@@ -407,18 +411,33 @@ COMBINATIONS: tuple[tuple[tuple[str, ...], Callable[[Tree, Tree, Note], Tree]], 
     (("ppo_mini_batch_size", f"{_ACTOR}.ppo_mini_batch_size", "?env.env_name"), _mini_batches),
     (
         (
-            "data.train_files",
-            "data.val_files",
-            "data.image_key",
+            *FILES,
             *(
                 f"data_cfgs.{part}_{name}"
                 for part in ("train", "eval")
                 for name in ("datasets", "data_files")
             ),
+            f"?{REWARD}",
             "?env.env_name",
         ),
-        _files,
+        files,
     ),
+    ((REWARD, "?env.env_name", "?data.train_files"), _reward_manager),
+    (
+        (
+            "trainer.total_epochs",
+            *("?env.env_name", "?data.train_files", "?trainer.total_training_steps"),
+        ),
+        epochs,
+    ),
+    (
+        (
+            *(f"{key}.{name}" for key in BUFFERS for name in ("enable", "len", "penalty_factor")),
+            "?reward_model.reward_kwargs.max_resp_len",
+        ),
+        overlong,
+    ),
+    (("trainer.nnodes", OVERRIDES, "?backend", *(f"?{key}" for key in PLACES)), nodes),
     (("train_cfgs.ptx_coeff", "data_cfgs.ptx_datasets", "data_cfgs.ptx_data_files"), _pretraining),
     (_WARMUP_RATIOS, _warmup),
     (("trainer.val_only", *RESUMES, "?trainer.default_local_dir"), purpose),

@@ -1,6 +1,7 @@
 """Shell scripts that start a training: `python -m MODULE key=value ...`, with the variables, arrays
 and loops that the script sets."""
 
+import ast
 import os
 import re
 import shlex
@@ -14,12 +15,12 @@ _ARRAY = re.compile(r"^\s*(?:export\s+|declare\s+-a\s+)?([A-Za-z_]\w*)=\((.*)$")
 _LOOP = re.compile(r"^\s*for\s+([A-Za-z_]\w*)\s+in\s+(.*?)\s*(?:;\s*do\b.*)?$")
 _VARIABLE = re.compile(r"\$(?:\{(\w+)(?::-([^${}]*))?\}|(\w+))")
 _ELEMENTS = re.compile(r"\"?\$\{(\w+)\[(@|\*|\d{1,6})\]\}\"?")
-_SUM = re.compile(r"\$\(\(([^()]*)\)\)")
 _OVERRIDE = re.compile(r"^(?:\+{0,2})[A-Za-z_][\w-]*(?:\.[\w-]+)*=")
 _RECIPE = re.compile(r"recipe\.(\w+)\.main_\w+")
 _OF_KNOWN_RULES = ("dapo", "hgpo")
 """verl's recipes whose settings say all of how they learn."""
 _LONGEST = 100_000
+_LARGEST = 10**18
 _ENDS = ("|", "||", "&&", ";", "&", ">", ">>", "2>&1", "&>")
 
 
@@ -177,13 +178,55 @@ def _expand(line: str, names: _Names) -> str:
     before = None
     while line != before and len(line) < _LONGEST:  # ${a:-${b}}: from the inside outwards
         before, line = line, _VARIABLE.sub(value, line)
-    return _SUM.sub(lambda match: _sum(match.group(1)), line)
+    return _with_sums(line, names)
 
 
-def _sum(text: str) -> str:
-    """The value of `a + b` and `a * b`; the text where it is more than that."""
-    parts = re.fullmatch(r"\s*(\d{1,18})\s*([+*])\s*(\d{1,18})\s*", text)
-    if parts is None:
-        return f"$(({text}))"
-    left, right = int(parts.group(1)), int(parts.group(3))
-    return str(left + right if parts.group(2) == "+" else left * right)
+def _with_sums(line: str, names: _Names) -> str:
+    """The line with `$((a + 2 * (b - 1)))` computed, where all of its names are numbers."""
+    done, rest = "", line
+    while (start := rest.find("$((")) >= 0:
+        depth, end = 0, start + 1
+        for end in range(start + 1, len(rest)):
+            depth += {"(": 1, ")": -1}.get(rest[end], 0)
+            if depth == 0:
+                break
+        inside = rest[start + 3 : end - 1]
+        value = _sum(inside, names) if depth == 0 and rest[end - 1] == ")" else None
+        done += rest[:start] + (rest[start : end + 1] if value is None else str(value))
+        rest = rest[end + 1 :]
+    return done + rest
+
+
+def _sum(text: str, names: _Names) -> int | None:
+    """The value of an expression in whole numbers and variables; None where it is more than
+    that."""
+    if len(text) > 200:
+        return None
+    try:
+        return _value(ast.parse(text.strip(), mode="eval").body, names)
+    except (SyntaxError, ValueError, ArithmeticError, RecursionError, MemoryError):
+        return None
+
+
+def _value(node: ast.expr, names: _Names) -> int:
+    match node:
+        case ast.Constant(value=int() as number) if not isinstance(number, bool):
+            found = number
+        case ast.Name(id=name):
+            found = int(names.variables.get(name, os.environ.get(name, "")))
+        case ast.BinOp(op=ast.Add() | ast.Sub() | ast.Mult() | ast.Div()):
+            left, right = _value(node.left, names), _value(node.right, names)
+            match node.op:
+                case ast.Add():
+                    found = left + right
+                case ast.Sub():
+                    found = left - right
+                case ast.Mult():
+                    found = left * right
+                case _:
+                    found = left // right
+        case _:
+            raise ValueError("not a sum")
+    if abs(found) > _LARGEST:
+        raise ValueError("too large")
+    return found

@@ -79,17 +79,18 @@ class Translator:
         {'train': {'max_turn': 3}, 'seed': 7, 'algo': {'name': 'bi_level_gae'}}
     """
 
-    def __init__(self, *, backend: str = "native") -> None:
+    def __init__(self, *, backend: str | None = None) -> None:
         self.problems: list[str] = []
         self.spelled: dict[str, str] = {}
         """By our path: the key that set it, as it was written."""
         self.notes: dict[str, Noted] = {}
         """By key as it was written."""
-        self._backend = backend
+        self._backend = backend or "native"
         self._tree: Tree = {}
         self._facts: Tree = {}
-        self._given: Tree = {}
-        """Every key of another project with its value, for combinations."""
+        self._given: Tree = {} if backend is None else {"backend": backend}
+        """Every key of another project with its value, for combinations; and the backend, where one
+        was named."""
         self._shared: Tree = {}
         """Settings that apply to every environment, by path below `env`."""
         self._layer: Tree = {}
@@ -118,6 +119,8 @@ class Translator:
             own = {key: value for key, value in self._tree["env"].items() if key not in _OF_ONE_ENV}
             self._tree = {**self._tree, "env": own}
         self._one_turn_limit()
+        if has_path(self._layer, "train.steps") and not has_path(self._layer, "data.epochs"):
+            self._tree = _without(self._tree, {"data.epochs"})  # two ends of a run: the later wins
         self._switch_algorithm()
         self._tree = merge(self._tree, self._layer)
         self.spelled |= self._layer_spelled

@@ -40,7 +40,7 @@ VERL: dict[str, AnyRule] = {
     "agent.max_turn": "train.max_turn",
     "agent.agent_length": Fact(),
     "env_template": Fact(),
-    "trainer.total_epochs": "train.steps",
+    "trainer.total_epochs": Fact(reads="train.steps"),
     "trainer.total_training_steps": Fact(reads="train.steps"),
     "trainer.device": "train.device",
     "trainer.project_name": Rule(to=("log.project",), convert=as_text),
@@ -109,6 +109,7 @@ VERL_NATIVE: dict[str, AnyRule] = {
     "actor_rollout_ref.actor.policy_loss.loss_mode": Fact(),
     "actor_rollout_ref.actor.ppo_mini_batch_size": Fact(),
     "actor_rollout_ref.actor.use_invalid_action_penalty": Fact(),
+    "actor_rollout_ref.model.override_config": Fact(),
     "actor_rollout_ref.actor.use_ref": Moot(why="a reference is kept where algo.kl_coef needs one"),
     "actor_rollout_ref.rollout.do_sample": Fact(),
     "actor_rollout_ref.rollout.val_kwargs.do_sample": Fact(),
@@ -120,7 +121,9 @@ VERL_NATIVE: dict[str, AnyRule] = {
     "algorithm.filter_groups.max_num_gen_batches": Differs(
         why="a rollout is played once; groups without a difference in reward are left out"
     ),
-    "algorithm.filter_groups.metric": Moot(why="groups are compared by their episodes' rewards"),
+    "algorithm.filter_groups.metric": Differs(
+        why="groups are compared by their episodes' rewards, of which penalties are a part"
+    ),
     "algorithm.gigpo.enable_similarity": Only(
         False, why="states are equal or not: give your environment a state_key that says so"
     ),
@@ -159,7 +162,7 @@ VERL_NATIVE: dict[str, AnyRule] = {
     "trainer.n_gpus_per_node": Moot(
         why="the native trainer runs on one device; for more set backend: verl"
     ),
-    "trainer.nnodes": Only(1, why="the native trainer runs on one device; set backend: verl"),
+    "trainer.nnodes": Fact(),
     "trainer.resume_from_path": Fact(),
     "trainer.resume_mode": Fact(),
     "trainer.val_only": Fact(),
@@ -228,6 +231,13 @@ VERL_AGENT.update(
         f"{part}": No(
             why="rewards come from the environment, or from data.reward = file.py:function"
         )
-        for part in ("reward_model.model", "reward_model.reward_manager", "custom_reward_function")
+        for part in ("reward_model.model", "custom_reward_function")
     }
 )
+_BUFFERS = ("reward_model.overlong_buffer", "reward_model.reward_kwargs.overlong_buffer_cfg")
+VERL_AGENT.update(
+    {f"{key}.{name}": Fact() for key in _BUFFERS for name in ("enable", "len", "penalty_factor")}
+)
+VERL_AGENT.update({f"{key}.log": Moot(why="reward_parts of an episode has it") for key in _BUFFERS})
+VERL_AGENT["reward_model.reward_manager"] = Fact()
+VERL_AGENT["reward_model.reward_kwargs.max_resp_len"] = Fact()
