@@ -20,7 +20,7 @@ FRAME_SECONDS = 0.25
 """Least time between two drawings."""
 FINDINGS_SECONDS = 2.0
 """Least time between two visits of the doctor."""
-LARGEST_SHARE = 0.02
+LARGEST_SHARE = 0.01
 """Of the time, for drawing: a slow frame is drawn less often."""
 MOST_KEPT = 1000
 """Lines that are printed again when the screen closes."""
