@@ -65,6 +65,8 @@ class Plan:
     demonstrations: Path
     tasks: int | None
     """Held-out games that are played. None: every game of the file."""
+    keep: str
+    """Which demonstrations: sft.keep."""
     out: Path
 
 
@@ -208,7 +210,12 @@ def make_demonstrations(plan: Plan, count: int) -> dict[str, Any]:
     from turnwise.train.sources import collect, write_messages
 
     seconds = Seconds()
-    words = ("sft.source=[expert]", "sft.keep=success", f"sft.episodes={count}", "train.steps=0")
+    words = (
+        "sft.source=[expert]",
+        f"sft.keep={plan.keep}",
+        f"sft.episodes={count}",
+        "train.steps=0",
+    )
     with seconds("play"):
         found = collect(config_of(plan, *words), factories={}, say=print)
         write_messages(plan.demonstrations, found)
@@ -300,6 +307,7 @@ def main(words: Sequence[str] | None = None) -> int:
             ),
             demonstrations=options.demonstrations or options.out / "demos.jsonl.gz",
             tasks=options.tasks,
+            keep="all" if options.tiny else "success",  # nobody succeeds in a tiny run's two turns
             out=options.out,
         )
         run_all(options, plan)

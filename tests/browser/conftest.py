@@ -19,23 +19,28 @@ from turnwise.inspect.server import InspectServer
 
 
 @pytest.fixture(scope="session")
-def browser() -> Generator[Any]:
+def chromium() -> str:
     if CHROMIUM is None:
         pytest.skip("needs chromium; `make browser` installs it")
+    return CHROMIUM
+
+
+@pytest.fixture(scope="module")  # its event loop is closed before the tests of other files run
+def browser(chromium: str) -> Generator[Any]:
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
         # A test machine's user is often root, for whom Chromium has no sandbox.
         flags = ["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"]
         opened = playwright.chromium.launch(
-            executable_path=CHROMIUM, args=flags, timeout=2 * PATIENCE
+            executable_path=chromium, args=flags, timeout=2 * PATIENCE
         )
         yield opened
         opened.close()
 
 
 @pytest.fixture(scope="session")
-def runs(browser: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def runs(chromium: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with two runs that can be compared and one with hostile texts. Without a browser
     there is nothing to make them for."""
     folder = tmp_path_factory.mktemp("runs")
@@ -46,7 +51,7 @@ def runs(browser: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def server(runs: Path, tmp_path_factory: pytest.TempPathFactory) -> Generator[InspectServer]:
     cache = tmp_path_factory.mktemp("cache")
     with InspectServer([runs], cache=cache, load_policy=small_policy) as started:
@@ -60,7 +65,7 @@ def small_policy(config: Config, run: Path, name: str) -> PolicyPlayer:
     return load_policy(config, name=name)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def windows(browser: Any) -> dict[tuple[str, int, str], Tab]:
     """Windows that stay open between tests: loading the page takes longer than most tests."""
     return {}

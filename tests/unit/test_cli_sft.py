@@ -55,6 +55,9 @@ def test_words_are_sorted(folder: Path) -> None:
     assert found.sources == ("run", "openai:http://h/v1?a=b#m", "x.jsonl.gz")
     assert found.config == "bandit"
     assert found.overrides == ("--sft.epochs", "2", "sft.keep=success")
+    games = read_words(["expert", "env.options.games=real.jsonl.gz", "--env.options.games=b.jsonl"])
+    assert games.sources == ("expert",)
+    assert games.overrides == ("env.options.games=real.jsonl.gz", "--env.options.games=b.jsonl")
     assert read_words(["--best=3", "random"]).overrides == ("sft.keep=3",)
     assert read_words(["expert", "--best", "5", "seed=2"]).overrides == ("seed=2", "sft.keep=5")
 
@@ -103,11 +106,12 @@ def test_demonstrations_are_written_without_a_model_and_learned_from(
     command("sft", *words)
     said = capsys.readouterr().out
     assert "random: 6 episodes" in said
-    assert "6 conversations in demos.jsonl.gz" in said
-    assert len(read_file(folder / "demos.jsonl.gz")) == 6
+    written = read_file(folder / "demos.jsonl.gz")
+    assert 0 < len(written) <= 6, "those that did not succeed are dropped"
+    assert f"{len(written)} conversations in demos.jsonl.gz" in said
     command("sft", "demos.jsonl.gz", *SMALL, "log.name=run", "sft.epochs=1")
     said = capsys.readouterr().out
-    assert "demos.jsonl.gz: 6 episodes" in said
+    assert f"demos.jsonl.gz: {len(written)} episodes" in said
     assert "evaluation after training" in said
     run = RunReader(folder / "runs/run")
     assert run.config.env.name == "bandit"

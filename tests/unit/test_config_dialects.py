@@ -323,7 +323,7 @@ def test_kl() -> None:
         ("train_cfgs: {ptx_coeff: 16.0}\ndata_cfgs: {ptx_datasets: a}", "no pretraining loss"),
         ("trainer: {resume_from_path: a/b}", "turnwise train --resume RUN"),
         ("trainer: {resume_mode: resume_path}", "turnwise train --resume RUN"),
-        ("trainer: {total_training_steps: 0}", "greater than or equal to 1, got 0"),
+        ("trainer: {total_training_steps: 0}", "0 trains nothing"),
         ("actor_rollout_ref: {rollout: {do_sample: false}}", "samples at rollout.temperature"),
         ("algorithm: {adv_estimator: opo}", "is not a known estimator"),
         ("algorithm: {hgpo: {weight_type: size}}", "weighed by their history"),

@@ -11,7 +11,7 @@ from turnwise.envs.base import EnvError
 from turnwise.envs.gate import admit_result
 from turnwise.envs.wire import result_from_json, result_to_json
 from turnwise.evaluate.players import Situation, player_proxy
-from turnwise.log.export import _conversations
+from turnwise.log.export import conversations
 from turnwise.rollout.proxy import AgentProxy
 from turnwise.rollout.sync import SyncMultiTurnRollout
 from turnwise.testing.tiny import tiny_tokenizer
@@ -130,7 +130,7 @@ def test_players_read_it():
 
 
 def test_each_context_is_a_conversation_to_learn_from():
-    first, second = _conversations(played())
+    first, second = conversations(played())
     assert [m["content"] for m in first["messages"]][-1] == "go"
     assert "tools" not in first
     assert [m["content"] for m in second["messages"]][:4] == [

@@ -181,7 +181,12 @@ def with_ids(episode: Episode, change: Callable[[Ids], Ids]) -> Episode:
         ids = change(completion.ids)
         return replace(completion, ids=ids, logprobs=(0.0,) * len(ids))
 
-    turns = [replace(turn, completion=changed(turn.completion)) for turn in episode.turns]
+    turns = [
+        replace(  # seconds are not stored
+            turn, completion=changed(turn.completion), generate_seconds=0.0, env_seconds=0.0
+        )
+        for turn in episode.turns
+    ]
     return replace(episode, turns=tuple(turns))
 
 

@@ -115,7 +115,10 @@ def read_words(words: Sequence[str]) -> Words:
 
 
 def _is_stored(word: str) -> bool:
+    """Of a word that has no `=`, or that is a file: env.options.games=a.jsonl is an override."""
     path = Path(word)
+    if "=" in word and not path.exists():
+        return False
     return (path / "config.yaml").is_file() or word.endswith((".jsonl", ".jsonl.gz"))
 
 

@@ -7,10 +7,11 @@ come before the schema's defaults; a recipe, a file or the command line override
 
 import json
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any, cast
 
-from turnwise.config.load import load_config
+from turnwise.config.load import load_config, translate
 from turnwise.config.schema import GROUP_RELATIVE, WITH_CRITIC, Config
 from turnwise.config.tree import Tree, default_at, get_path, merge
 
@@ -79,17 +80,21 @@ def run_config(
         >>> run_config(None, ["model.path=org/model"]).env.format.style
         'answer'
     """
-    if source is None:
-        config = load_config(MAIN_JOB, overrides)
-        if _is_main_job(config):
-            return config
+    if source is None and _is_main_job(overrides):
+        return load_config(MAIN_JOB, overrides, beneath=_imitating)
     return load_config(source, overrides, beneath=lambda tree: _suited(tree, embedded))
 
 
-def _is_main_job(config: Config) -> bool:
-    named = {config.env.name, *config.rollout.train.tags, *config.rollout.val.tags}
-    given = config.model.path or config.data.prompts or config.envs
-    return not given and named == {MAIN_JOB}
+def _is_main_job(overrides: Sequence[str]) -> bool:
+    tree = translate(MAIN_JOB, overrides).finish()
+    given = [get_path(tree, key) for key in ("model.path", "data.prompts", "envs")]
+    tags = [get_path(tree, f"rollout.{split}.tags") or () for split in ("train", "val")]
+    return not any(given) and {get_path(tree, "env.name"), *chain(*tags)} == {MAIN_JOB}
+
+
+def _imitating(tree: Tree) -> Tree:
+    """Defaults of imitation for the embedded model."""
+    return _EMBEDDED_SFT if get_path(tree, "sft.source") else Tree()
 
 
 def _suited(tree: Tree, embedded: bool | None) -> Tree:
@@ -107,8 +112,7 @@ def _suited(tree: Tree, embedded: bool | None) -> Tree:
         base = merge(base, {"model": {"embedded": {"num_heads": default_at(_HEADS)}}})
     if algorithm in GROUP_RELATIVE or ":" in algorithm:  # a user's estimator may compare
         base = merge(base, {"rollout": {"train": {"env_groups": 16, "group_size": 8}}})
-    if get_path(tree, "sft.source"):
-        base = merge(base, _EMBEDDED_SFT)
+    base = merge(base, _imitating(tree))
     if algorithm in WITH_CRITIC:
         base = merge(base, {"algo": {"lam": 0.9, "value_clip": None, "entropy_coef": 0.002}})
         if (get_path(tree, "backend") or default_at("backend")) == "native":

@@ -56,7 +56,7 @@ def run_row(
         "name": run.name,
         "state": run.state(running=running),
         "step": head.step,
-        "steps": config.train.steps if config else None,
+        "steps": _planned(config),
         "algorithm": config.algo.name if config else None,
         "env": env_names(config) if config else None,
         "model": (config.model.path or "embedded") if config else None,
@@ -68,6 +68,11 @@ def run_row(
         "problems": problems,
         **({"loading": True} if late else {}),
     }
+
+
+def _planned(config: Config | None) -> int | None:
+    """Steps of the whole run. None where the config does not say: imitation counts its own."""
+    return (config.train.steps or None) if config else None
 
 
 def run_json(
@@ -94,7 +99,7 @@ def run_json(
         "name": run.name,
         "state": state,
         "step": run.head.step,
-        "steps_planned": config.train.steps if config else None,
+        "steps_planned": _planned(config),
         "config": text,
         "outcome": run.outcome,
         "findings": [

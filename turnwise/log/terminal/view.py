@@ -53,7 +53,9 @@ class RunView:
 
     @property
     def total(self) -> int:
-        return self.config.train.steps if self.steps is None else self.steps
+        if self.steps is not None:
+            return self.steps
+        return self.config.train.steps or int(self.curves.get("sft/steps", {}).get(0, 0))
 
     def add_row(self, step: int, row: Mapping[str, float | None]) -> None:
         """Takes the numbers of a step, of an evaluation after it or of a baseline."""
