@@ -3,8 +3,8 @@ training; every stage evaluated on each held-out game once.
 
     python benchmarks/gpu/alfworld_stages.py --out FOLDER --model DIR [--gguf FILE]
         --floorplans FILE --games FILE [--demonstrations FILE.jsonl.gz]
-        [--sizes 50 200 1000 3000] [--train-from 200 --train-steps 100] [--lora 16]
-        [--set KEY=VALUE ...]
+        [--sizes 0 50 200 1000 3000] [--train-from 200 --train-steps 100 --algorithm gigpo]
+        [--lora 16] [--temperatures 0.4 1.0] [--set KEY=VALUE ...]
 
 Games are made in all rooms but those of the held-out games (valid_unseen), which are never trained
 on. Demonstrations may be made ahead, on a machine without a GPU:
@@ -12,9 +12,10 @@ on. Demonstrations may be made ahead, on a machine without a GPU:
     turnwise sft expert qwen_1_5b_alfworld env.options.floorplans=FILE env.options.games=FILE
         sft.episodes=3000 --write demos.jsonl.gz
 
-A size takes the first so many of them. Nothing large is written: with --lora, FOLDER gets the
-adapter of every size. FOLDER/results.json is written after every stage: success with 95 %
-intervals, in all and by kind of task, and the seconds of each part.
+A size takes the first so many of them; without sizes, only the training is done. Nothing large is
+written: with --lora, FOLDER gets the adapter of every size. FOLDER/results.json is written
+after every stage: success with 95 % intervals, in all and by kind of task, and the seconds of each
+part.
 """
 
 import argparse
@@ -31,7 +32,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from learn import machine, plain_model, share
+from learn import ALGORITHMS, machine, plain_model, share
 
 RECIPE = "qwen_1_5b_alfworld"
 LOSS = "sft/held_out_loss"
@@ -62,11 +63,15 @@ class Plan:
 
     words: tuple[str, ...]
     """Overrides of the recipe."""
+    last: tuple[str, ...]
+    """Overrides from the command line, which have the last word."""
     demonstrations: Path
     tasks: int | None
     """Held-out games that are played. None: every game of the file."""
     keep: str
     """Which demonstrations: sft.keep."""
+    temperatures: tuple[float, ...]
+    """At which held-out games are played, each once."""
     out: Path
 
 
@@ -75,26 +80,54 @@ def config_of(plan: Plan, *words: str) -> Any:
 
     folder = plan.out / "runs"
     quiet = ["log.report=false", "log.credit=false", "log.episodes_every=0", f"log.dir={folder}"]
-    off = ["eval.before=false", "eval.after=false", "checkpoint.write=false"]
+    off = [f"eval.{name}=false" for name in ("before", "after", "baselines")]
+    off.append("checkpoint.write=false")
     source = f"sft.source=[{json.dumps(str(plan.demonstrations))}]"
-    return run_config(RECIPE, [*quiet, *off, source, "sft.keep=all", *plan.words, *words])
+    words = (*quiet, *off, source, "sft.keep=all", *plan.words, *words, *plan.last)
+    return run_config(RECIPE, words)
 
 
-def evaluate(config: Any, generator: Any, tokenizer: Any, *, tasks: int | None) -> dict[str, Any]:
-    """Success on each held-out game once, in all and by kind of task."""
+def evaluate(plan: Plan, config: Any, generator: Any, tokenizer: Any) -> dict[str, Any]:
+    """Temperature -> success on each held-out game once, in all and by kind of task."""
+    from turnwise.evaluate.evaluation import EvalResult
+    from turnwise.rollout.proxy import AgentProxy
+
+    found: dict[str, Any] = {}
+    plans, kinds = held_out_plans(config, plan.tasks)
+    for temperature in plan.temperatures:
+        rollout = config.rollout.model_copy(update={"eval_temperature": temperature})
+        played = config.model_copy(update={"rollout": rollout})
+        proxy = AgentProxy(played, generator, tokenizer, split="val")
+        try:
+            result = EvalResult.of("policy", proxy.play_these(plans))
+        finally:
+            proxy.close()
+        by_kind: dict[str, list[bool]] = {}
+        for outcome in result.outcomes:
+            by_kind.setdefault(kinds[outcome.task_id], []).append(bool(outcome.success))
+        known = result.success
+        found[f"{temperature:g}"] = {
+            "games": len(result.outcomes),
+            "success": None if known is None else [known.estimate, known.low, known.high],
+            "by_kind": {kind: [sum(won), len(won)] for kind, won in sorted(by_kind.items())},
+            "turns": sum(outcome.turns for outcome in result.outcomes) / len(result.outcomes),
+            "failures": result.failures,
+        }
+    return found
+
+
+def held_out_plans(config: Any, tasks: int | None) -> tuple[list[Any], dict[str, str]]:
+    """(an episode per held-out game, task -> its kind)."""
     from turnwise.envs.games.alfworld import AlfWorldEnv
     from turnwise.envs.registry import make_env
-    from turnwise.evaluate.evaluation import EvalResult
     from turnwise.rollout.plan import EpisodePlan
-    from turnwise.rollout.proxy import AgentProxy
     from turnwise.seeding import derive_seed
 
     game = AlfWorldEnv(**config.env.options)
     env = make_env(config.env)
-    count = len(game._splits["val"]) if tasks is None else tasks
     kinds: dict[str, str] = {}
-    plans: list[EpisodePlan] = []
-    for number in range(count):
+    plans: list[Any] = []
+    for number in range(len(game._splits["val"]) if tasks is None else tasks):
         task = env.make_task(number, "val")  # a file's games are numbered by their seeds
         kinds[task.id] = game.reset(seed=task.seed, split="val")[1]["task_type"]
         plans.append(
@@ -110,22 +143,17 @@ def evaluate(config: Any, generator: Any, tokenizer: Any, *, tasks: int | None) 
                 max_turn=config.env.max_turn,
             )
         )
-    proxy = AgentProxy(config, generator, tokenizer, split="val")
-    try:
-        result = EvalResult.of("policy", proxy.play_these(plans))
-    finally:
-        proxy.close()
-    by_kind: dict[str, list[bool]] = {}
-    for outcome in result.outcomes:
-        by_kind.setdefault(kinds[outcome.task_id], []).append(bool(outcome.success))
-    known = result.success
-    return {
-        "games": len(result.outcomes),
-        "success": None if known is None else [known.estimate, known.low, known.high],
-        "by_kind": {kind: [sum(won), len(won)] for kind, won in sorted(by_kind.items())},
-        "turns": sum(outcome.turns for outcome in result.outcomes) / len(result.outcomes),
-        "failures": result.failures,
-    }
+    return plans, kinds
+
+
+def epochs_of(size: int) -> int:
+    """Passes over so many demonstrations: few games need more for the same number of steps.
+
+    Example:
+        >>> [epochs_of(size) for size in (50, 200, 1000, 3000)]
+        [10, 5, 3, 3]
+    """
+    return max(3, min(10, 1000 // max(size, 1)))
 
 
 def imitate(plan: Plan, size: int) -> dict[str, Any]:
@@ -135,7 +163,8 @@ def imitate(plan: Plan, size: int) -> dict[str, Any]:
     from turnwise.train.sft import SftTrainer
 
     seconds = Seconds()
-    config = config_of(plan, "train.steps=0", f"sft.limit={max(size, 2)}", f"log.name=sft-{size}")
+    many = (f"sft.limit={max(size, 2)}", f"sft.epochs={epochs_of(size)}")
+    config = config_of(plan, "train.steps=0", *many, f"log.name=sft-{size}")
     with seconds("load"):
         trainer = SftTrainer(config)
     found: dict[str, Any] = {"stage": "imitation" if size else "none", "demonstrations": size}
@@ -161,34 +190,37 @@ def imitate(plan: Plan, size: int) -> dict[str, Any]:
     with seconds("evaluate"):
         generator = make_generator(trainer.config, trainer.policy, version=1)
         tokenizer = trainer.policy.tokenizer
-        found["held_out"] = evaluate(trainer.config, generator, tokenizer, tasks=plan.tasks)
+        found["held_out"] = evaluate(plan, trainer.config, generator, tokenizer)
     del trainer, generator
     make_room()
     return found | {"seconds": seconds.parts}
 
 
-def train(plan: Plan, size: int, steps: int) -> dict[str, Any]:
-    """Imitation of one size and training after it, as one config, and the evaluation of the
-    result."""
+def train(plan: Plan, size: int, steps: int, algorithm: str) -> dict[str, Any]:
+    """Imitation of one size and training after it, as one config, evaluated between and after."""
     from turnwise.train.trainer import PPOTrainer
 
     seconds = Seconds()
-    words = (f"sft.limit={size}", f"train.steps={steps}", f"log.name=train-{size}")
+    many = (f"sft.limit={size}", f"sft.epochs={epochs_of(size)}")
+    words = (*many, f"train.steps={steps}", f"log.name=train-{size}-{algorithm}")
     with seconds("imitate"):
-        trainer = PPOTrainer(config_of(plan, *words))
+        trainer = PPOTrainer(config_of(plan, *ALGORITHMS[algorithm], *words))
+    tokenizer = trainer.policy.tokenizer
+    with seconds("evaluate before"):
+        before = evaluate(plan, trainer.config, trainer.generator, tokenizer)
     with seconds("train"):
         result = trainer.fit()
     rows = result.metrics()[1:]
     with seconds("evaluate"):
-        trainer.generator.weights_updated(steps + 1)
-        tokenizer = trainer.policy.tokenizer
-        held_out = evaluate(trainer.config, trainer.generator, tokenizer, tasks=plan.tasks)
+        trainer.generator.weights_updated(result.steps + 1)
+        held_out = evaluate(plan, trainer.config, trainer.generator, tokenizer)
     del trainer
     make_room()
     return {
-        "stage": "imitation, then training",
+        "stage": f"imitation, then {algorithm}",
         "demonstrations": size,
         "steps": result.steps,
+        "before": before,
         "held_out": held_out,
         "train_success": [row.get("rollout/success") for row in rows],
         "train_turns": [row.get("rollout/turns") for row in rows],
@@ -231,8 +263,9 @@ def make_demonstrations(plan: Plan, count: int) -> dict[str, Any]:
 def line(row: Mapping[str, Any]) -> str:
     """A stage in a line."""
     times = ", ".join(f"{name} {value:g} s" for name, value in row["seconds"].items())
-    success = (
-        share(row["held_out"]["success"]) if "held_out" in row else f"{row['episodes']} episodes"
+    success = ", ".join(
+        f"{share(played['success'])} at {temperature}"
+        for temperature, played in row.get("held_out", {}).items()
     )
     return f"{row['stage']:26} {row.get('demonstrations', ''):>5}  {success:24} {times}"
 
@@ -256,11 +289,11 @@ def run_all(options: argparse.Namespace, plan: Plan) -> list[dict[str, Any]]:
             path.write_text(json.dumps(data, indent=1), encoding="utf-8")
 
     if not plan.demonstrations.is_file():
-        done(make_demonstrations(plan, max(options.sizes)))
-    for size in [0, *options.sizes]:
+        done(make_demonstrations(plan, max([options.train_from, *options.sizes])))
+    for size in options.sizes:
         done(imitate(plan, size))
     if options.train_steps:
-        done(train(plan, options.train_from or options.sizes[0], options.train_steps))
+        done(train(plan, options.train_from, options.train_steps, options.algorithm))
     return rows
 
 
@@ -274,8 +307,10 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--floorplans", type=Path)
     parser.add_argument("--games", type=Path)
     parser.add_argument("--demonstrations", type=Path)
-    parser.add_argument("--sizes", type=int, nargs="+", default=[50, 200, 1000, 3000])
-    parser.add_argument("--train-from", type=int, help="demonstrations before training")
+    parser.add_argument("--sizes", type=int, nargs="*", default=[0, 50, 200, 1000, 3000])
+    parser.add_argument("--train-from", type=int, default=200, help="demonstrations before it")
+    parser.add_argument("--algorithm", choices=sorted(ALGORITHMS), default="gigpo")
+    parser.add_argument("--temperatures", type=float, nargs="+", default=[0.4, 1.0])
     parser.add_argument("--train-steps", type=int, default=0)
     parser.add_argument("--lora", type=int, default=0, help="rank of the adapters; 0: full")
     parser.add_argument("--tasks", type=int, help="held-out games; default: all of the file")
@@ -303,8 +338,9 @@ def main(words: Sequence[str] | None = None) -> int:
             words=(
                 *(f"model.path={model}", f"train.device={options.device}", *given, *lora),
                 *([*TINY] if options.tiny else []),
-                *options.settings,
             ),
+            last=tuple(options.settings),
+            temperatures=tuple(options.temperatures),
             demonstrations=options.demonstrations or options.out / "demos.jsonl.gz",
             tasks=options.tasks,
             keep="all" if options.tiny else "success",  # nobody succeeds in a tiny run's two turns

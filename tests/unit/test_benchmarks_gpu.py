@@ -67,14 +67,18 @@ def test_log_probs_are_compared_on_equal_gradients(tmp_path: Path) -> None:
 
 
 def test_alfworld_goes_through_its_stages(tmp_path: Path) -> None:
-    words = ["--sizes", "4", "8", "--tasks", "3", "--train-from", "4", "--train-steps", "1"]
+    words = ["--sizes", "0", "4", "8", "--tasks", "3", "--train-from", "4", "--train-steps", "1"]
     found = run("alfworld_stages.py", tmp_path, "--out", str(tmp_path / "out"), *words)
     stages = found["stages"]
     assert [row["stage"] for row in stages] == [
-        *("demonstrations", "none", "imitation", "imitation", "imitation, then training")
+        *("demonstrations", "none", "imitation", "imitation", "imitation, then gigpo")
     ]
     assert stages[0]["episodes"] == 8
     assert stages[3]["held_out_loss"][-1] < stages[3]["held_out_loss"][0]
-    assert all(row["held_out"]["games"] == 3 for row in stages[1:])
+    for row in stages[1:]:
+        assert {name: played["games"] for name, played in row["held_out"].items()} == {
+            "0.4": 3,
+            "1": 3,
+        }
     assert all(row["seconds"] for row in stages)
     assert sorted(found) == ["command", "machine", "stages"]

@@ -213,7 +213,7 @@ MISTAKES = (
     ),
     Mistake(
         "train data.prompts=prompts.jsonl model.path=models/qwen",
-        ("needs data.reward, a function",),
+        ("needs data.reward: a function",),
     ),
     Mistake(
         "train data.prompts=torn.jsonl data.reward=shop.py:wrong model.path=models/qwen",
