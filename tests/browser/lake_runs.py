@@ -42,11 +42,13 @@ class LakeRun:
 
     Args:
         skill: how fast the player learns, from 0.
+        seed: 0 is a run that stores entropies, others store none.
     """
 
     def __init__(
         self, folder: Path, name: str, *, steps: int = 20, skill: float = 0.1, seed: int = 0
     ) -> None:
+        self.entropy = seed == 0
         config = Config.model_validate(
             {
                 "seed": seed,
@@ -226,6 +228,7 @@ class LakeRun:
             values=tuple(values),
             returns=tuple(returns),
             gaps=tuple(self._dice.gauss(0, 1e-6) for _ in places),
+            entropies=tuple(0.1 + 0.3 * j for _, j in places) if self.entropy else (),
         )
 
     def _intervals(self, episodes: list[Episode]) -> dict[str, tuple[float, float, float]]:

@@ -128,19 +128,41 @@ def test_tokens_are_coloured_and_show_their_numbers(
     token.wait_for()
     offered = tab.page.get_by_label("Colour tokens by").locator("option").all_text_contents()
     assert offered[:5] == ["advantage", "value", "return", "log-prob", "sampler gap"]
-    assert "entropy" not in offered  # none is stored
+    assert "entropy" in offered
     tints = {}
-    for name in ("advantage", "value", "logprob", "mask", "none"):
+    for name in ("advantage", "value", "logprob", "entropy", "mask", "none"):
         tab.page.get_by_label("Colour tokens by").select_option(name)
         tints[name] = token.evaluate("one => getComputedStyle(one).backgroundColor")
-    assert len(set(tints.values())) == 5
+    assert len(set(tints.values())) == 6
     tab.page.get_by_label("Colour tokens by").select_option("advantage")
     token.hover()
     card = tab.page.locator(".token-card")
-    for part in ("advantage", "value", "return", "log-prob", "sampler gap", "trained"):
+    for part in ("advantage", "value", "return", "log-prob", "sampler gap", "entropy", "trained"):
         says(card, part)
     keep(tab, "inspect-episode")
     says(tab.page.locator(".legend"), "worse than expected")
+
+
+def test_tokens_are_coloured_by_entropy_where_it_is_stored(
+    server: InspectServer, open_tab: Open
+) -> None:
+    tab = open_tab(f"{server.url}/#/run/lake-bi-level/step/2/0")
+    choice = tab.page.get_by_label("Colour tokens by")
+    tokens = tab.page.locator("section.turn").first.locator(".token")
+    tokens.first.wait_for()
+    has(tab.page.get_by_text("No entropy is stored"), 0)
+    choice.select_option("entropy")
+    legend = tab.page.locator(".legend")
+    for part in ("0.1", "sure", "unsure"):
+        says(legend, part)
+    strength = "all => all.map(one => parseInt(one.style.background.match(/([0-9]+)%/)[1]))"
+    found = tokens.evaluate_all(strength)
+    assert found == sorted(set(found))  # the run's entropy grows from token to token
+    tab.page.goto(f"{server.url}/#/run/lake-grpo/step/2/0")
+    says(tab.page.locator(".toolbar"), "No entropy is stored for this step.")
+    assert "entropy" not in choice.locator("option").all_text_contents()
+    tab.page.goto(f"{server.url}/#/run/lake-bi-level/eval/10/0")
+    says(tab.page.locator(".toolbar"), "No entropy is stored for evaluations.")
 
 
 def test_turns_on_the_time_line_and_the_board(server: InspectServer, open_tab: Open) -> None:

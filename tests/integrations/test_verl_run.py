@@ -117,6 +117,8 @@ def test_credit_is_what_the_native_estimator_gives(
             bootstrap[row] = (
                 returns[row, last] - batch.rewards[row, last]
             ) / algorithm.high_level_gamma
+        assert all(len(given.entropies) == len(given.turn_ids) for given in credit)
+        assert min(min(given.entropies) for given in credit) > 0
         assert values[batch.response_mask].abs().min() > 0
         assert batch.truncated.all()
         assert bootstrap.abs().min() > 1e-4

@@ -1,6 +1,7 @@
 """The inspector's answers about runs, as the page gets them."""
 
 import json
+import math
 import shutil
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -12,7 +13,7 @@ from inspect_parts import Client, lake_run, wait_for
 from run_fixtures import make_episode, make_run, make_turn
 
 from turnwise.inspect.server import InspectServer
-from turnwise.log.store import RunDirectory
+from turnwise.log.store import CreditRow, RunDirectory
 from turnwise.types import Observation
 
 
@@ -105,6 +106,37 @@ def test_an_episode_has_tokens_credit_boards_and_siblings(lake: tuple[Client, Pa
     assert episode["contexts"] == [{"sample": 0, "from_turn": 0, "parent": None, "why": None}]
     client.get("/api/run/lake/episode?split=step&step=2&row=9", status=404)
     client.get("/api/run/lake/episode?split=step&step=9&row=0", status=404)
+
+
+def test_entropies_are_shown_where_they_are_stored(tmp_path: Path) -> None:
+    turn_ids, advantages = (0, 0, 0), (0.5, 0.5, 0.5)
+    stored = {
+        "whole": (0.25, 1.5, 0.0),
+        "holes": (math.nan, -3.0, 2.0),
+        "none": (),
+        "words": ("<b>", 1.0, 2.0),
+        "short": (1.0,),
+    }
+    rows = [
+        CreditRow(episode_id=name, sample=0, turn_ids=turn_ids, advantages=advantages).to_json()
+        | {"entropies": [None if value != value else value for value in values]}
+        for name, values in stored.items()
+    ]
+    with make_run(tmp_path, name="lake") as run:
+        run.write_episodes(1, [make_episode(name) for name in stored])
+        run.write_pieces(chr)
+    file = run.path / "credit" / "step_000001.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with InspectServer([tmp_path], cache=tmp_path / "cache") as server:
+        url = "/api/run/lake/episode?split=step&step=1&row="
+        found = [Client(server).get(f"{url}{row}") for row in range(len(stored))]
+    entropies = [[token["entropy"] for token in one["turns"][0]["tokens"]] for one in found]
+    nothing = [None, None, None]
+    assert entropies == [[0.25, 1.5, 0.0], [None, -3.0, 2.0], nothing, nothing, nothing]
+    assert found[0]["scales"]["entropy"] == [0.0, 1.5]
+    assert "entropy" not in found[2]["scales"]
+    assert "entropies.0: input should be a valid number" in found[3]["skipped"][0]
+    assert "3 turn_ids, 1 entropies" in found[4]["skipped"][0]
 
 
 def test_metrics_are_followed_and_a_resume_is_noticed(tmp_path: Path) -> None:

@@ -231,6 +231,25 @@ def test_not_a_run_directory(tmp_path: Path) -> None:
         RunDirectory.open(tmp_path / "none")
 
 
+def test_entropies_are_stored_with_the_credit_and_old_runs_have_none(tmp_path: Path) -> None:
+    row = CreditRow(
+        episode_id="e",
+        sample=0,
+        turn_ids=(0, 0),
+        advantages=(0.1, 0.2),
+        entropies=(1.23456789, math.nan),
+    )
+    with new_run(tmp_path) as run:
+        run.write_credit(1, [row])
+        (found,) = run.credit(1)
+        assert found.entropies[0] == 1.23457
+        assert math.isnan(found.entropies[1])
+        old = row.to_json()
+        del old["entropies"]
+        (run.path / "credit" / "step_000002.jsonl").write_text(json.dumps(old) + "\n")
+        assert run.credit(2) == [replace(row, entropies=())]
+
+
 def test_credit_lengths_must_agree() -> None:
     row = CreditRow(episode_id="e", sample=0, turn_ids=(0, 0), advantages=(1.0, 2.0))
     with pytest.raises(ValueError, match="one entry per token"):

@@ -7,7 +7,7 @@
     events.jsonl           what somebody should know: a fallback, a resume, a refused checkpoint
     timings.jsonl          everything measured with a clock
     episodes/step_000012.jsonl, episodes/eval_000012.jsonl
-    credit/step_000012.jsonl     advantages, values, returns and log-prob gaps per token
+    credit/step_000012.jsonl     advantages, values, returns, gaps, entropies per token
     timings/step_000012.jsonl    seconds per turn
     checkpoints/, pieces.json, summary.json, report.html
 
