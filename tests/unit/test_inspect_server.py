@@ -1,5 +1,6 @@
 """The inspector's answers about runs, as the page gets them."""
 
+import dataclasses
 import json
 import math
 import shutil
@@ -87,6 +88,36 @@ def test_groups_and_times(lake: tuple[Client, Path]) -> None:
     assert (groups[1]["reward_mean"], groups[1]["reward_std"]) == (2.5, 0.5)
     gantt = client.get("/api/run/lake/gantt?split=step&step=1")
     assert [bar["kind"] for bar in gantt["episodes"][0]["bars"]] == ["generate", "env"] * 2
+    assert "all episodes begin at 0" in gantt["note"]
+
+
+def test_bars_have_starts_where_they_are_stored(tmp_path: Path) -> None:
+    turn = make_turn(generate_seconds=2.0, env_seconds=0.5, generate_start=12.5, env_start=14.5)
+    begun = {"turns": (turn,), "reset_start": 11.0, "reset_seconds": 1.0}
+    odd = {"reset_start": -1.0, "generate_start": [1e300], "env_start": [True], "env": ["long"]}
+    with make_run(tmp_path, name="lake") as run:
+        names = ("first", "odd", "old", "short")
+        first, *others = (make_episode(name, **begun) for name in names)
+        run.write_episodes(1, [dataclasses.replace(first, reset_start=10.0), *others])
+    file = run.path / "timings" / "step_000001.jsonl"
+    rows = [json.loads(line) for line in file.read_text().splitlines()]
+    rows[1] |= odd
+    rows[2] = {name: rows[2][name] for name in ("id", "generate", "env")}
+    rows[3]["env_start"] = []
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with InspectServer([tmp_path], cache=tmp_path / "cache") as server:
+        gantt = Client(server).get("/api/run/lake/gantt?split=step&step=1")
+    places = [
+        [(bar["turn"], bar["kind"], bar["start"], bar["seconds"]) for bar in one["bars"]]
+        for one in gantt["episodes"]
+    ]
+    assert places == [
+        [(None, "env", 0.0, 1.0), (0, "generate", 2.5, 2.0), (0, "env", 4.5, 0.5)],
+        [(None, "env", None, 1.0), (0, "generate", None, 2.0), (0, "env", None, None)],
+        [(0, "generate", None, 2.0), (0, "env", None, 0.5)],
+    ]
+    assert gantt["note"].startswith("When the bars of 2 of 3 episodes started is not stored")
+    assert "line 4 cannot be read" in gantt["skipped"][0]
 
 
 def test_an_episode_has_tokens_credit_boards_and_siblings(lake: tuple[Client, Path]) -> None:
