@@ -339,6 +339,11 @@ class Turn:
     """The conversation that the next turn begins with, where the environment rewrote it."""
     generate_seconds: float = 0.0
     env_seconds: float = 0.0
+    generate_start: float | None = field(default=None, compare=False)
+    """When the reply was asked for: seconds by `time.time`, which the processes and machines of a
+    rollout share. In a run directory they count from the first episode of the step."""
+    env_start: float | None = field(default=None, compare=False)
+    """When the environment was asked to step."""
     parent: int | None = None
     """Index of the turn that this one continues, where that is not the previous one."""
     role: str = ""
@@ -364,6 +369,10 @@ class Turn:
             "generate_seconds": self.generate_seconds,
             "env_seconds": self.env_seconds,
         }
+        if self.generate_start is not None:
+            data["generate_start"] = self.generate_start
+        if self.env_start is not None:
+            data["env_start"] = self.env_start
         if self.rewritten is not None:
             data["rewritten"] = self.rewritten.to_json()
         if self.parent is not None:
@@ -390,6 +399,8 @@ class Turn:
             rewritten=Observation.from_json(data["rewritten"]) if "rewritten" in data else None,
             generate_seconds=data["generate_seconds"],
             env_seconds=data["env_seconds"],
+            generate_start=data.get("generate_start"),
+            env_start=data.get("env_start"),
             parent=data.get("parent"),
             role=data.get("role", ""),
             trained=data.get("trained", True),
@@ -434,6 +445,9 @@ class Episode:
     """What went wrong, where the status is a failure."""
     attempts: int = 1
     """How often the episode was started, retries included."""
+    reset_start: float | None = field(default=None, compare=False)
+    """When the environment was asked to reset, as `Turn.generate_start`."""
+    reset_seconds: float = field(default=0.0, compare=False)
 
     @property
     def reward(self) -> float:
@@ -458,7 +472,7 @@ class Episode:
         return None
 
     def to_json(self) -> dict[str, Json]:
-        return {
+        data: dict[str, Json] = {
             "id": self.id,
             "task": self.task.to_json(),
             "group_id": self.group_id,
@@ -474,6 +488,9 @@ class Episode:
             "error": self.error,
             "attempts": self.attempts,
         }
+        if self.reset_start is not None:
+            data |= {"reset_start": self.reset_start, "reset_seconds": self.reset_seconds}
+        return data
 
     @classmethod
     def from_json(cls, data: Mapping[str, Json]) -> "Episode":
@@ -492,6 +509,8 @@ class Episode:
             final_ids=tuple(data["final_ids"]),
             error=data["error"],
             attempts=data["attempts"],
+            reset_start=data.get("reset_start"),
+            reset_seconds=data.get("reset_seconds", 0.0),
         )
 
     def to_line(self) -> str:

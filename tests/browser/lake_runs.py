@@ -20,6 +20,8 @@ from turnwise.types import Completion, Episode, Message, Status, Task, Turn
 
 MOVES = ("left", "down", "right", "up")
 MAX_TURNS = 6
+RESET, QUEUED = 0.1, 0.06
+"""Seconds of a reset, and between the environment's answer and the next generation."""
 SYSTEM = "Walk from P to G, not into O.\nActions: left, down, right, up.\nThink, then act."
 
 
@@ -42,11 +44,13 @@ class LakeRun:
 
     Args:
         skill: how fast the player learns, from 0.
+        seed: 0 is a run that stores everything; others have neither entropies nor starts.
     """
 
     def __init__(
         self, folder: Path, name: str, *, steps: int = 20, skill: float = 0.1, seed: int = 0
     ) -> None:
+        self.whole = seed == 0
         config = Config.model_validate(
             {
                 "seed": seed,
@@ -159,6 +163,8 @@ class LakeRun:
         )
         turns: list[Turn] = []
         done = False
+        reset_start = now = 1e9 + 0.04 * group + 0.08 * index
+        now += RESET
         while not done and len(turns) < MAX_TURNS:
             clever = self._dice.random() < 0.35 + 0.65 * share
             best = env.expert_action() if clever else self._dice.choice(MOVES)
@@ -172,6 +178,8 @@ class LakeRun:
                 board, reward, done, _, info = env.step(best)
                 success = bool(info["success"])
             ids = self.words.encode(reply)
+            seconds = 0.02 * len(ids) * self._dice.uniform(0.7, 1.6), self._dice.uniform(0.01, 0.12)
+            now += QUEUED
             turns.append(
                 Turn(
                     prompt_ids=(1, 2),
@@ -188,10 +196,13 @@ class LakeRun:
                     reward_parts={"env": max(reward, 0.0), "format": min(reward, 0.0)},
                     state_key=before,
                     info={"success": success, "valid": not clumsy},
-                    generate_seconds=0.02 * len(ids) * self._dice.uniform(0.7, 1.6),
-                    env_seconds=self._dice.uniform(0.01, 0.12),
+                    generate_seconds=seconds[0],
+                    env_seconds=seconds[1],
+                    generate_start=now if self.whole else None,
+                    env_start=now + seconds[0],
                 )
             )
+            now += sum(seconds)
         status = Status.COMPLETED if done else Status.TRUNCATED_TURNS
         return Episode(
             id=name,
@@ -204,6 +215,8 @@ class LakeRun:
             prompt=prompt,
             turns=tuple(turns),
             status=status,
+            reset_start=reset_start,
+            reset_seconds=RESET,
         )
 
     def _credit(self, episode: Episode) -> CreditRow:
@@ -226,6 +239,7 @@ class LakeRun:
             values=tuple(values),
             returns=tuple(returns),
             gaps=tuple(self._dice.gauss(0, 1e-6) for _ in places),
+            entropies=tuple(0.1 + 0.3 * j for _, j in places) if self.whole else (),
         )
 
     def _intervals(self, episodes: list[Episode]) -> dict[str, tuple[float, float, float]]:

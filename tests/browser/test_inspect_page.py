@@ -1,6 +1,8 @@
 """`turnwise inspect` in a real browser: follow a run, open an episode, filter, compare."""
 
+import json
 from collections.abc import Generator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -128,19 +130,41 @@ def test_tokens_are_coloured_and_show_their_numbers(
     token.wait_for()
     offered = tab.page.get_by_label("Colour tokens by").locator("option").all_text_contents()
     assert offered[:5] == ["advantage", "value", "return", "log-prob", "sampler gap"]
-    assert "entropy" not in offered  # none is stored
+    assert "entropy" in offered
     tints = {}
-    for name in ("advantage", "value", "logprob", "mask", "none"):
+    for name in ("advantage", "value", "logprob", "entropy", "mask", "none"):
         tab.page.get_by_label("Colour tokens by").select_option(name)
         tints[name] = token.evaluate("one => getComputedStyle(one).backgroundColor")
-    assert len(set(tints.values())) == 5
+    assert len(set(tints.values())) == 6
     tab.page.get_by_label("Colour tokens by").select_option("advantage")
     token.hover()
     card = tab.page.locator(".token-card")
-    for part in ("advantage", "value", "return", "log-prob", "sampler gap", "trained"):
+    for part in ("advantage", "value", "return", "log-prob", "sampler gap", "entropy", "trained"):
         says(card, part)
     keep(tab, "inspect-episode")
     says(tab.page.locator(".legend"), "worse than expected")
+
+
+def test_tokens_are_coloured_by_entropy_where_it_is_stored(
+    server: InspectServer, open_tab: Open
+) -> None:
+    tab = open_tab(f"{server.url}/#/run/lake-bi-level/step/2/0")
+    choice = tab.page.get_by_label("Colour tokens by")
+    tokens = tab.page.locator("section.turn").first.locator(".token")
+    tokens.first.wait_for()
+    has(tab.page.get_by_text("No entropy is stored"), 0)
+    choice.select_option("entropy")
+    legend = tab.page.locator(".legend")
+    for part in ("0.1", "sure", "unsure"):
+        says(legend, part)
+    strength = "all => all.map(one => parseInt(one.style.background.match(/([0-9]+)%/)[1]))"
+    found = tokens.evaluate_all(strength)
+    assert found == sorted(set(found))  # the run's entropy grows from token to token
+    tab.page.goto(f"{server.url}/#/run/lake-grpo/step/2/0")
+    says(tab.page.locator(".toolbar"), "No entropy is stored for this step.")
+    assert "entropy" not in choice.locator("option").all_text_contents()
+    tab.page.goto(f"{server.url}/#/run/lake-bi-level/eval/10/0")
+    says(tab.page.locator(".toolbar"), "No entropy is stored for evaluations.")
 
 
 def test_turns_on_the_time_line_and_the_board(server: InspectServer, open_tab: Open) -> None:
@@ -180,6 +204,72 @@ def test_a_rollout_in_time(server: InspectServer, open_tab: Open, keep: Keep) ->
     keep(tab, "inspect-timeline", height=660)
     bars.nth(3).click()
     says(tab.page.locator(".crumbs"), "episode 3")
+
+
+PLACES = """all => all.map(row => [...row.querySelectorAll('rect.generate, rect.env')]
+  .map(bar => [bar.classList[0], Number(bar.getAttribute('x')),
+    Number(bar.getAttribute('x')) + Number(bar.getAttribute('width'))]))"""
+
+
+def test_bars_lie_where_they_happened(server: InspectServer, open_tab: Open) -> None:
+    tab = open_tab(f"{server.url}/#/run/lake-bi-level/timeline?split=step&step=2")
+    rows = tab.page.locator(".gantt .episode-bars")
+    has(rows, 16)
+    has(tab.page.get_by_text("is not stored"), 0)
+    found = rows.evaluate_all(PLACES)
+    firsts = [row[0][1] for row in found]
+    # Every member of a group begins 80 ms after the last, the next group 40 ms after its first.
+    assert firsts[0] < firsts[2] < firsts[1] == pytest.approx(firsts[4])
+    for row in found:
+        assert [kind for kind, *_ in row[:3]] == ["env", "generate", "env"]  # a reset first
+        assert all(later[1] > bar[1] for bar, later in pairwise(row))
+        queued = [row[turn + 1][1] - row[turn][2] for turn in range(0, len(row) - 1, 2)]
+        assert min(queued) > 5  # pixels between environment and generation
+    titles = rows.first.locator("title").all_text_contents()
+    assert titles[0] == "reset: 100 ms from 0 s"
+    assert titles[1].startswith("turn 1, generation: ")
+    assert titles[1].endswith(" from 160 ms")
+    rows.nth(1).hover()
+    says(tab.page.locator(".reading"), "from 80 ms to")
+
+
+def test_a_run_without_starts_is_drawn_from_zero(server: InspectServer, open_tab: Open) -> None:
+    tab = open_tab(f"{server.url}/#/run/lake-grpo/timeline?split=step&step=2")
+    rows = tab.page.locator(".gantt .episode-bars")
+    has(rows, 16)
+    says(tab.page.locator("main"), "When they started is not stored, so all episodes begin at 0.")
+    found = rows.evaluate_all(PLACES)
+    assert len({row[0][1] for row in found}) == 1
+    assert all(row[0][0] == "generate" for row in found)
+
+
+def test_times_that_nobody_measured_break_no_chart(
+    server: InspectServer, open_tab: Open, runs: Path
+) -> None:
+    made = LakeRun(runs, "broken-times", steps=1)
+    made.begin()
+    made.grow(1)
+    made.run.close()
+    file = made.run.path / "timings" / "step_000001.jsonl"
+    rows = [json.loads(line) for line in file.read_text().splitlines()]
+    rows[0]["reset_start"] = -5.0
+    rows[1]["generate_start"] = [1e308] * len(rows[1]["generate_start"])
+    rows[2]["env"] = [None] * len(rows[2]["env"])
+    rows[3]["env_start"] = ["<b>soon</b>"] * len(rows[3]["env_start"])
+    rows[4]["generate"] = [-1e300] * len(rows[4]["generate"])
+    rows[5] = {name: rows[5][name] for name in ("id", "generate", "env")}
+    rows[6]["generate_start"] = [0.5]
+    del rows[7]["env_start"]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows) + "NaN\n")
+    tab = open_tab(f"{server.url}/#/run/broken-times/timeline?split=step&step=1")
+    drawn = tab.page.locator(".gantt .episode-bars")
+    has(drawn, 14)
+    says(tab.page.locator("main"), "When the bars of 4 of 14 episodes started is not stored")
+    left, right = tab.page.locator(".gantt line.grid").evaluate_all(
+        "all => [all[0], all[4]].map(one => Number(one.getAttribute('x1')))"
+    )
+    for row in drawn.evaluate_all(PLACES):
+        assert all(left <= begin <= end <= right + 1 for _, begin, end in row)
 
 
 def test_runs_are_compared(server: InspectServer, open_tab: Open, keep: Keep) -> None:
@@ -307,6 +397,8 @@ def test_what_the_modules_compute(server: InspectServer, open_tab: Open) -> None
         parts: board.splitBoards('Here:\\nP _\\n_ G\\nYour move?').map(part => part.board),
         smooth: chart.smooth([1, null, 3], 0.5),
         laid: gantt.laidOut({bars: [{kind: 'generate', start: 1, seconds: 2}]}).bars.length,
+        odd: gantt.laidOut({bars: [{kind: 'env', start: -1, seconds: 2},
+          {kind: 'generate', start: NaN}, {kind: 'env', seconds: 1}]}).bars.map(bar => bar.start),
         options: play.readOptions('size=4 name=x'),
       };
     }"""
@@ -317,5 +409,6 @@ def test_what_the_modules_compute(server: InspectServer, open_tab: Open) -> None
         "parts": [False, True, False],
         "smooth": [1, None, pytest.approx(7 / 3)],
         "laid": 2,
+        "odd": [0, 2, 2],
         "options": {"size": 4, "name": "x"},
     }

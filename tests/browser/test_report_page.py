@@ -42,6 +42,8 @@ def test_a_report_shows_the_run_without_a_server(report: Path, open_tab: Open, k
     rows.first.get_by_role("link").click()
     says(tab.page.locator(".near"), "1 of 6")
     assert tab.page.locator(".token").count() > 0
+    tab.page.get_by_label("Colour tokens by").select_option("entropy")
+    says(tab.page.locator(".legend"), "unsure")
     tab.page.keyboard.press("j")
     says(tab.page.locator(".near"), "2 of 6")
     tab.page.goto(f"{report.as_uri()}#/run/lake-bi-level/step/2/1000")

@@ -59,7 +59,9 @@ def batches(draw: st.DrawFn) -> Batch:
         return torch.where(real, torch.randn(real.shape, generator=generator), 0.0)
 
     extra = {
-        name: random() for name in ("values", "ref_logprobs", "old_logprobs") if draw(st.booleans())
+        name: random()
+        for name in ("values", "ref_logprobs", "old_logprobs", "entropies")
+        if draw(st.booleans())
     }
     if draw(st.booleans()):
         extra["bootstrap"] = torch.randn(batch.num_rows, generator=generator)

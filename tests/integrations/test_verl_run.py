@@ -73,6 +73,7 @@ def test_episodes_are_the_native_plan(two_steps: tuple[RunReader, Outcome, Confi
         assert episodes[0].task == episodes[1].task != episodes[2].task
         assert episodes[0].turns[0].completion.ids != episodes[1].turns[0].completion.ids
         assert [len(episode.turns) for episode in episodes] == [3, 3, 3, 3]
+        assert min(episode.reset_start for episode in episodes) == 0.0  # sent by other processes
         assert all(
             turn.reward == pytest.approx(-0.1) for episode in episodes for turn in episode.turns
         )
@@ -117,6 +118,8 @@ def test_credit_is_what_the_native_estimator_gives(
             bootstrap[row] = (
                 returns[row, last] - batch.rewards[row, last]
             ) / algorithm.high_level_gamma
+        assert all(len(given.entropies) == len(given.turn_ids) for given in credit)
+        assert min(min(given.entropies) for given in credit) > 0
         assert values[batch.response_mask].abs().min() > 0
         assert batch.truncated.all()
         assert bootstrap.abs().min() > 1e-4

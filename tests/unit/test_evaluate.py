@@ -70,6 +70,7 @@ def test_players_meet_the_same_tasks_and_the_better_one_wins() -> None:
 def test_the_random_player_plays_the_same_game_again() -> None:
     first, second = (play_episodes(CONFIG, RandomPlayer(), episodes=5) for _ in range(2))
     assert untimed(first) == untimed(second)
+    assert all(turn.generate_start is not None for one in first for turn in one.turns)
     assert len({episode.turns[0].text for episode in first}) > 1
 
 

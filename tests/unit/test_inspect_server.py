@@ -1,6 +1,8 @@
 """The inspector's answers about runs, as the page gets them."""
 
+import dataclasses
 import json
+import math
 import shutil
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -12,7 +14,7 @@ from inspect_parts import Client, lake_run, wait_for
 from run_fixtures import make_episode, make_run, make_turn
 
 from turnwise.inspect.server import InspectServer
-from turnwise.log.store import RunDirectory
+from turnwise.log.store import CreditRow, RunDirectory
 from turnwise.types import Observation
 
 
@@ -86,6 +88,36 @@ def test_groups_and_times(lake: tuple[Client, Path]) -> None:
     assert (groups[1]["reward_mean"], groups[1]["reward_std"]) == (2.5, 0.5)
     gantt = client.get("/api/run/lake/gantt?split=step&step=1")
     assert [bar["kind"] for bar in gantt["episodes"][0]["bars"]] == ["generate", "env"] * 2
+    assert "all episodes begin at 0" in gantt["note"]
+
+
+def test_bars_have_starts_where_they_are_stored(tmp_path: Path) -> None:
+    turn = make_turn(generate_seconds=2.0, env_seconds=0.5, generate_start=12.5, env_start=14.5)
+    begun = {"turns": (turn,), "reset_start": 11.0, "reset_seconds": 1.0}
+    odd = {"reset_start": -1.0, "generate_start": [1e300], "env_start": [True], "env": ["long"]}
+    with make_run(tmp_path, name="lake") as run:
+        names = ("first", "odd", "old", "short")
+        first, *others = (make_episode(name, **begun) for name in names)
+        run.write_episodes(1, [dataclasses.replace(first, reset_start=10.0), *others])
+    file = run.path / "timings" / "step_000001.jsonl"
+    rows = [json.loads(line) for line in file.read_text().splitlines()]
+    rows[1] |= odd
+    rows[2] = {name: rows[2][name] for name in ("id", "generate", "env")}
+    rows[3]["env_start"] = []
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with InspectServer([tmp_path], cache=tmp_path / "cache") as server:
+        gantt = Client(server).get("/api/run/lake/gantt?split=step&step=1")
+    places = [
+        [(bar["turn"], bar["kind"], bar["start"], bar["seconds"]) for bar in one["bars"]]
+        for one in gantt["episodes"]
+    ]
+    assert places == [
+        [(None, "env", 0.0, 1.0), (0, "generate", 2.5, 2.0), (0, "env", 4.5, 0.5)],
+        [(None, "env", None, 1.0), (0, "generate", None, 2.0), (0, "env", None, None)],
+        [(0, "generate", None, 2.0), (0, "env", None, 0.5)],
+    ]
+    assert gantt["note"].startswith("When the bars of 2 of 3 episodes started is not stored")
+    assert "line 4 cannot be read" in gantt["skipped"][0]
 
 
 def test_an_episode_has_tokens_credit_boards_and_siblings(lake: tuple[Client, Path]) -> None:
@@ -105,6 +137,37 @@ def test_an_episode_has_tokens_credit_boards_and_siblings(lake: tuple[Client, Pa
     assert episode["contexts"] == [{"sample": 0, "from_turn": 0, "parent": None, "why": None}]
     client.get("/api/run/lake/episode?split=step&step=2&row=9", status=404)
     client.get("/api/run/lake/episode?split=step&step=9&row=0", status=404)
+
+
+def test_entropies_are_shown_where_they_are_stored(tmp_path: Path) -> None:
+    turn_ids, advantages = (0, 0, 0), (0.5, 0.5, 0.5)
+    stored = {
+        "whole": (0.25, 1.5, 0.0),
+        "holes": (math.nan, -3.0, 2.0),
+        "none": (),
+        "words": ("<b>", 1.0, 2.0),
+        "short": (1.0,),
+    }
+    rows = [
+        CreditRow(episode_id=name, sample=0, turn_ids=turn_ids, advantages=advantages).to_json()
+        | {"entropies": [None if value != value else value for value in values]}
+        for name, values in stored.items()
+    ]
+    with make_run(tmp_path, name="lake") as run:
+        run.write_episodes(1, [make_episode(name) for name in stored])
+        run.write_pieces(chr)
+    file = run.path / "credit" / "step_000001.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with InspectServer([tmp_path], cache=tmp_path / "cache") as server:
+        url = "/api/run/lake/episode?split=step&step=1&row="
+        found = [Client(server).get(f"{url}{row}") for row in range(len(stored))]
+    entropies = [[token["entropy"] for token in one["turns"][0]["tokens"]] for one in found]
+    nothing = [None, None, None]
+    assert entropies == [[0.25, 1.5, 0.0], [None, -3.0, 2.0], nothing, nothing, nothing]
+    assert found[0]["scales"]["entropy"] == [0.0, 1.5]
+    assert "entropy" not in found[2]["scales"]
+    assert "entropies.0: input should be a valid number" in found[3]["skipped"][0]
+    assert "3 turn_ids, 1 entropies" in found[4]["skipped"][0]
 
 
 def test_metrics_are_followed_and_a_resume_is_noticed(tmp_path: Path) -> None:

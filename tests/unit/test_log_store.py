@@ -34,6 +34,8 @@ def episode(name: str = "step0/g0/m0", *, reward: float = 1.0, seconds: float = 
         info={"success": reward > 0},
         generate_seconds=seconds,
         env_seconds=seconds / 2,
+        generate_start=1e9 + 4 * seconds,
+        env_start=1e9 + 5 * seconds,
     )
     prompt = (Message(role="user", content="go"),)
     return Episode(
@@ -47,6 +49,8 @@ def episode(name: str = "step0/g0/m0", *, reward: float = 1.0, seconds: float = 
         prompt=prompt,
         turns=(turn,),
         status=Status.COMPLETED,
+        reset_start=1e9 + 2 * seconds,
+        reset_seconds=seconds,
     )
 
 
@@ -103,6 +107,51 @@ def test_no_clock_in_what_must_be_equal(tmp_path: Path) -> None:
             write_step(run, 0, seconds=seconds)
     assert contents(tmp_path / "a") == contents(tmp_path / "b")
     assert contents(tmp_path / "a", timed=True) != contents(tmp_path / "b", timed=True)
+
+
+def test_starts_count_from_the_first_episode_of_the_step(tmp_path: Path) -> None:
+    first, late = episode("first", seconds=0.25), episode("late", seconds=0.5)
+    old = replace(episode("old"), turns=(replace(late.turns[0], env_start=None),))
+    with new_run(tmp_path) as run:
+        run.write_episodes(1, [first, late, old])
+        text = (run.path / "episodes" / "step_000001.jsonl").read_text()
+        assert 'start"' not in text.replace("restart", "")
+        assert "reset_seconds" not in text
+        lines = (run.path / "timings" / "step_000001.jsonl").read_text().splitlines()
+        assert [json.loads(line) for line in lines[1:]] == [
+            {
+                "id": "late",
+                "generate": [0.5],
+                "env": [0.25],
+                "reset_start": 0.5,
+                "reset": 0.5,
+                "generate_start": [1.5],
+                "env_start": [2.0],
+            },
+            {"id": "old", "generate": [0.5], "env": [0.25]},
+        ]
+        again = run.episodes(1)
+    assert [(one.reset_start, one.reset_seconds) for one in again] == [
+        (0.0, 0.25),
+        (0.5, 0.5),
+        (None, 0.0),
+    ]
+    turns = [one.turns[0] for one in again]
+    assert [(turn.generate_start, turn.env_start) for turn in turns] == [
+        (0.5, 0.75),
+        (1.5, 2.0),
+        (None, None),
+    ]
+
+
+@pytest.mark.parametrize("starts", [[], [0.5, 0.6], ["soon"], [None]])
+def test_starts_of_other_turns_are_refused(tmp_path: Path, starts: list[object]) -> None:
+    with new_run(tmp_path) as run:
+        run.write_episodes(1, [episode()])
+    file = tmp_path / "run" / "timings" / "step_000001.jsonl"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"env_start": starts}) + "\n")
+    with pytest.raises(RunDirectoryError, match="timings"):
+        RunReader(tmp_path / "run").episodes(1)
 
 
 def test_not_finite_is_null_with_a_note(tmp_path: Path) -> None:
@@ -229,6 +278,25 @@ def test_not_a_run_directory(tmp_path: Path) -> None:
         RunReader(tmp_path)
     with pytest.raises(RunDirectoryError, match="no run directory"):
         RunDirectory.open(tmp_path / "none")
+
+
+def test_entropies_are_stored_with_the_credit_and_old_runs_have_none(tmp_path: Path) -> None:
+    row = CreditRow(
+        episode_id="e",
+        sample=0,
+        turn_ids=(0, 0),
+        advantages=(0.1, 0.2),
+        entropies=(1.23456789, math.nan),
+    )
+    with new_run(tmp_path) as run:
+        run.write_credit(1, [row])
+        (found,) = run.credit(1)
+        assert found.entropies[0] == 1.23457
+        assert math.isnan(found.entropies[1])
+        old = row.to_json()
+        del old["entropies"]
+        (run.path / "credit" / "step_000002.jsonl").write_text(json.dumps(old) + "\n")
+        assert run.credit(2) == [replace(row, entropies=())]
 
 
 def test_credit_lengths_must_agree() -> None:

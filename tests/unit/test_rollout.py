@@ -14,6 +14,7 @@ from turnwise.config.schema import Config, GroupsConfig, RolloutConfig
 from turnwise.data.samples import episode_to_samples
 from turnwise.generate.base import Session
 from turnwise.generate.hf import HFGenerator
+from turnwise.log.store import without_seconds
 from turnwise.rollout.proxy import AgentProxy, RolloutError
 from turnwise.testing.tiny import CHATML_TEMPLATE, tiny_model, tiny_tokenizer
 from turnwise.types import Episode, Message, Observation, Sample, Status, StepResult, Task
@@ -400,15 +401,23 @@ def test_tokenizer_without_template() -> None:
 def test_same_seed_same_episodes() -> None:
     def lines() -> list[str]:
         found = play(config_for(), says(lambda s, call: f"{s.seed % 97}"), CountEnv).episodes
-        still = [
-            replace(e, turns=tuple(replace(t, generate_seconds=0, env_seconds=0) for t in e.turns))
-            for e in found
-        ]
-        return [episode.to_line() for episode in still]
+        return [without_seconds(episode).to_line() for episode in found]
 
     first = lines()
     assert first == lines()
     assert [Episode.from_line(line).to_line() for line in first] == first
+
+
+def test_episodes_know_when_they_waited_for_what() -> None:
+    result = play(config_for(groups=2, size=2), says(), CountEnv)
+    for episode in result.episodes:
+        starts = [episode.reset_start]
+        starts += [at for turn in episode.turns for at in (turn.generate_start, turn.env_start)]
+        assert starts == sorted(starts)
+        assert episode.reset_seconds > 0
+        back = Episode.from_line(episode.to_line())  # as it travels between processes
+        assert (back.reset_start, back.reset_seconds) == (starts[0], episode.reset_seconds)
+        assert [turn.env_start for turn in back.turns] == starts[2::2]
 
 
 def test_mixed_single_and_multi_turn_tags() -> None:

@@ -56,6 +56,9 @@ def test_the_cycle_gives_the_batch_of_the_lockstep_rollout() -> None:
     rollout.rollout()
     expected = rollout.build_update_batch()
     assert expected.num_rows == 4
+    firsts = [one.turns[0].generate_start for one in rollout.episodes()]
+    assert firsts == [firsts[0]] * 4  # in lockstep all are asked at once
+    assert firsts[0] is not None
     for found in (batch, again):
         assert found.input_ids.tolist() == expected.input_ids.tolist()
         assert found.response_mask.tolist() == expected.response_mask.tolist()

@@ -1,6 +1,7 @@
 """Whole runs, small ones: reproducible to the bit, resumable, and clear about what cannot be."""
 
 import json
+import math
 import sys
 from pathlib import Path
 
@@ -21,7 +22,7 @@ from turnwise.log.events import Event, Notice
 from turnwise.log.store import RunDirectory, RunDirectoryError, RunReader
 from turnwise.train.checkpoint import list_checkpoints, read_checkpoint
 from turnwise.train.run import estimate, train
-from turnwise.train.step import check_ledger
+from turnwise.train.step import check_ledger, training_step
 from turnwise.train.trainer import PPOTrainer
 from turnwise.train.update import TrainingError
 
@@ -163,6 +164,32 @@ def test_the_ratio_is_one_before_the_first_update(tmp_path: Path) -> None:
     assert metrics["ratio"] == pytest.approx(1.0, abs=1e-5)
     trainer.proxy.close()
     trainer.run.close()
+
+
+def test_entropies_are_stored_where_the_step_scores_its_tokens(
+    finished: Path, tmp_path: Path
+) -> None:
+    trainer = PPOTrainer(quick(tmp_path))
+    result = training_step(
+        0,
+        proxy=trainer.proxy,
+        learner=trainer.learner,
+        normalizer=trainer.normalizer,
+        pad_id=trainer.policy.tokenizer.pad_token_id,
+        exact=False,
+    )
+    trainer.run.write_credit(1, result.credit)
+    rows = trainer.run.credit(1)
+    most = math.log(trainer.policy.model.config.vocab_size)
+    assert rows
+    for row in rows:
+        assert len(row.entropies) == len(row.turn_ids) == len(row.gaps)
+        assert all(0.0 <= value <= most + 1e-4 for value in row.entropies)
+    assert len({value for row in rows for value in row.entropies}) > 1
+    trainer.proxy.close()
+    trainer.run.close()
+    # The sampler's log-probs are exact on the CPU: nothing is scored before the update.
+    assert not any(row.entropies or row.gaps for row in RunReader(finished).credit(1))
 
 
 def test_a_changed_token_stops_training(tmp_path: Path) -> None:

@@ -167,6 +167,19 @@ def test_critic_warmup_leaves_the_policy_alone(critic: str) -> None:
     )
 
 
+@pytest.mark.parametrize("tokens", [10_000, 20])
+def test_scoring_gives_log_probs_and_entropies_of_one_pass(tokens: int) -> None:
+    ours = learner(policy(critic=None), algorithm("grpo"), micro_batch_tokens=tokens)
+    rows = batch()
+    assert ours.score(rows, old_logprobs=False).entropies is None
+    with torch.no_grad():
+        expected = ours.policy.score(rows)
+    found = ours.score(rows, old_logprobs=True)
+    torch.testing.assert_close(found.old_logprobs, expected.logprobs, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(found.entropies, expected.entropies, rtol=1e-4, atol=1e-5)
+    assert expected.entropies[rows.response_mask].min() > 0
+
+
 def test_target_kl_stops_the_remaining_updates() -> None:
     ours = learner(policy(critic=None), algorithm("grpo"), epochs=4, lr=0.05, target_kl=1e-6)
     rows = ours.score(batch(), old_logprobs=True)

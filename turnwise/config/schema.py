@@ -538,7 +538,7 @@ class LogConfig(Section):
     episodes_every: int = Field(default=1, ge=0)
     """Store the episodes of every n-th step. 0: none."""
     credit: bool = True
-    """Store advantages, values and log-prob gaps per token with the episodes."""
+    """Store advantages, values, log-prob gaps and entropies per token with the episodes."""
     callbacks: tuple[str, ...] = ()
     """Your own callbacks (`turnwise.Callback`), as file.py:Class or registered names."""
     report: bool = True

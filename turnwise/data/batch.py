@@ -55,6 +55,8 @@ class Batch:
     old_logprobs: Tensor | None = (
         None  # [B, T] float32: trainer's own before the update. None: logprobs are exact
     )
+    # [B, T] float32: of the distribution that the token was drawn from. None: not scored
+    entropies: Tensor | None = None
     reward_errors: Tensor | None = (
         None  # [B, T] float64: a bound on rewards' rounding (algos/rounding.py)
     )

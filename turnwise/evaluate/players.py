@@ -197,7 +197,7 @@ class PlayerSpeaker:
         slipped = bool(self.slips) and talk.rng.random() < self.slips
         player = RandomPlayer() if slipped else self.player
         async with self._places:
-            started = time.perf_counter()
+            start, started = time.time(), time.perf_counter()
             async with asyncio.timeout(self.timeout):
                 talk.said = await player.reply(self._situation(agent, talk))
         return EnvInput(
@@ -208,6 +208,7 @@ class PlayerSpeaker:
             restart=not agent.turns,
             context_full=False,
             seconds=time.perf_counter() - started,
+            start=start,
             trained=not slipped,
         )
 

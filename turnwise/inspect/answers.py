@@ -7,9 +7,9 @@ from pathlib import Path
 
 from turnwise.inspect.compare import compare_runs
 from turnwise.inspect.episode import episode_json, read_at, read_pieces, read_stored
-from turnwise.inspect.folder import InspectError, Skips, step_name, take
-from turnwise.inspect.folder import lines as whole_lines
+from turnwise.inspect.folder import InspectError, Skips, step_name
 from turnwise.inspect.follow import read_news
+from turnwise.inspect.gantt import gantt_json
 from turnwise.inspect.index import SORTS, Filter
 from turnwise.inspect.overview import examine, list_runs, run_json
 from turnwise.inspect.rows import number
@@ -18,10 +18,6 @@ from turnwise.types import Json, Status
 
 Query = Mapping[str, str]
 MAX_PAGE = 1000
-GANTT_NOTE = (
-    "Bars show measured seconds, one turn after the other. When an episode started is not stored, "
-    "so all begin at 0."
-)
 
 
 class Answers:
@@ -294,34 +290,6 @@ def whole_episode(
     ]
     answer = episode_json(episode, stored, siblings=same, skips=skips)
     return {**answer, "split": split, "step": step, "row": row, "skipped": skips.words()}
-
-
-def gantt_json(
-    run: Run, split: str, step: int, rows: Sequence[Mapping[str, Json]]
-) -> dict[str, Json]:
-    """Seconds of every turn of a step's episodes."""
-    skips, name = Skips(), step_name("timings", split, step)
-    places = {row["id"]: row["row"] for row in rows}
-    episodes: list[dict[str, Json]] = []
-
-    def read(data: dict[str, Json]) -> dict[str, Json]:
-        bars: list[dict[str, Json]] = []
-        for turn, both in enumerate(zip(data["generate"], data["env"], strict=True)):
-            for kind, seconds in zip(("generate", "env"), both, strict=True):
-                bars.append({"kind": kind, "seconds": number(seconds), "turn": turn})
-        return {"row": places.get(data["id"]), "id": str(data["id"]), "bars": bars}
-
-    try:
-        with run.folder.open(name) as file:
-            for line in whole_lines(file):
-                found = take(line, read, skips, name=name)
-                if found is not None and found["row"] is not None:
-                    episodes.append(found)
-    except FileNotFoundError:
-        skips.add(f"{name} is missing: no times were stored")
-    except OSError as error:
-        skips.add(f"{name} cannot be read: {error.strerror or error}")
-    return {"episodes": episodes, "note": GANTT_NOTE, "skipped": skips.words()}
 
 
 def _examined(run: Run) -> bool:

@@ -24,8 +24,14 @@ from turnwise.types import Episode, Json, Message, Turn
 
 MAX_TOKENS = 50_000
 """Tokens of one episode that are listed one by one; later turns are shown as text."""
-SIGNED, RANGED = ("advantage", "gap"), ("value", "return", "logprob")
-_CREDIT = {"advantage": "advantages", "value": "values", "return": "returns", "gap": "gaps"}
+SIGNED, RANGED = ("advantage", "gap"), ("value", "return", "logprob", "entropy")
+_CREDIT = {
+    "advantage": "advantages",
+    "value": "values",
+    "return": "returns",
+    "gap": "gaps",
+    "entropy": "entropies",
+}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

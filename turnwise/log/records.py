@@ -49,9 +49,11 @@ class CreditRow:
     returns: tuple[float, ...] = ()
     gaps: tuple[float, ...] = ()
     """The trainer's log-prob minus the sampler's."""
+    entropies: tuple[float, ...] = ()
+    """Nats, before the update; empty where the step did not score its tokens first."""
 
     def __post_init__(self) -> None:
-        for name in ("advantages", "values", "returns", "gaps"):
+        for name in ("advantages", "values", "returns", "gaps", "entropies"):
             length = len(getattr(self, name))
             if length not in (0, len(self.turn_ids)):
                 raise ValueError(
@@ -68,6 +70,7 @@ class CreditRow:
             "values": [_short(value) for value in self.values],
             "returns": [_short(value) for value in self.returns],
             "gaps": [_short(value) for value in self.gaps],
+            "entropies": [_short(value) for value in self.entropies],
         }
 
     @classmethod
@@ -83,6 +86,7 @@ class CreditRow:
             values=floats("values"),
             returns=floats("returns"),
             gaps=floats("gaps"),
+            entropies=floats("entropies") if "entropies" in data else (),  # older runs have none
         )
 
 

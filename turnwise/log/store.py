@@ -7,8 +7,8 @@
     events.jsonl           what somebody should know: a fallback, a resume, a refused checkpoint
     timings.jsonl          everything measured with a clock
     episodes/step_000012.jsonl, episodes/eval_000012.jsonl
-    credit/step_000012.jsonl     advantages, values, returns and log-prob gaps per token
-    timings/step_000012.jsonl    seconds per turn
+    credit/step_000012.jsonl     advantages, values, returns, gaps, entropies per token
+    timings/step_000012.jsonl    seconds per turn, and when they began
     checkpoints/, pieces.json, summary.json, report.html
 
 Two equal runs leave equal metrics, ledgers, episodes and credit, to the byte: nothing measured with
@@ -252,9 +252,9 @@ class RunDirectory(RunReader):
             self._said |= _ids_of(episodes)
         lines = (without_seconds(episode).to_line() for episode in episodes)
         self._write_step("episodes", split, step, lines)
-        self._write_step(
-            "timings", split, step, (json.dumps(_seconds(episode)) for episode in episodes)
-        )
+        began = min((s for one in episodes if (s := one.reset_start) is not None), default=0.0)
+        rows = (json.dumps(_seconds(episode, began)) for episode in episodes)
+        self._write_step("timings", split, step, rows)
 
     def write_credit(self, step: int, rows: Iterable[CreditRow]) -> None:
         self._write_step("credit", "step", step, (json.dumps(row.to_json()) for row in rows))
@@ -391,12 +391,20 @@ def _finite_json(data: Any) -> Json:
     return None if isinstance(data, float) and not math.isfinite(data) else data
 
 
-def _seconds(episode: Episode) -> dict[str, Json]:
-    return {
+def _seconds(episode: Episode, began: float) -> dict[str, Json]:
+    """The row of timings/. Starts count from `began`; where one is not known, none is stored."""
+    turns = episode.turns
+    row: dict[str, Json] = {
         "id": episode.id,
-        "generate": [round(turn.generate_seconds, 6) for turn in episode.turns],
-        "env": [round(turn.env_seconds, 6) for turn in episode.turns],
+        "generate": [round(turn.generate_seconds, 6) for turn in turns],
+        "env": [round(turn.env_seconds, 6) for turn in turns],
     }
+    starts = [episode.reset_start, *(at for t in turns for at in (t.generate_start, t.env_start))]
+    known = [round(at - began, 6) for at in starts if at is not None]
+    if len(known) < len(starts):
+        return row
+    row |= {"reset_start": known[0], "reset": round(episode.reset_seconds, 6)}
+    return row | {"generate_start": known[1::2], "env_start": known[2::2]}
 
 
 def read_episode(row: Mapping[str, Json]) -> Episode:
@@ -411,6 +419,11 @@ class _Seconds:
     id: str
     generate: tuple[float, ...]
     env: tuple[float, ...]
+    reset_start: float | None = None
+    """Seconds since the first episode of the step began; None where starts are not stored."""
+    reset: float = 0.0
+    generate_start: tuple[float, ...] | None = None
+    env_start: tuple[float, ...] | None = None
 
 
 def summary_of(data: Json) -> dict[str, Json]:
@@ -434,14 +447,21 @@ def without_seconds(episode: Episode) -> Episode:
 
 
 def _with_seconds(episode: Episode, seconds: _Seconds | None) -> Episode:
-    zeros = (0.0,) * len(episode.turns)
-    generate, env = (seconds.generate, seconds.env) if seconds else (zeros, zeros)
-    turns = zip(episode.turns, generate, env, strict=True)
+    zeros, unknown = (0.0,) * len(episode.turns), (None,) * len(episode.turns)
+    seconds = seconds or _Seconds(id=episode.id, generate=zeros, env=zeros)
+    times = zip(
+        seconds.generate,
+        seconds.env,
+        unknown if seconds.generate_start is None else seconds.generate_start,
+        unknown if seconds.env_start is None else seconds.env_start,
+        strict=True,
+    )
+    turns = tuple(
+        replace(turn, generate_seconds=ours, env_seconds=theirs, generate_start=asked, env_start=at)
+        for turn, (ours, theirs, asked, at) in zip(episode.turns, times, strict=True)
+    )
     return replace(
-        episode,
-        turns=tuple(
-            replace(turn, generate_seconds=ours, env_seconds=theirs) for turn, ours, theirs in turns
-        ),
+        episode, turns=turns, reset_start=seconds.reset_start, reset_seconds=seconds.reset
     )
 
 

@@ -91,6 +91,8 @@ class Agent:
         self.call: Call | None = None
         """How the next turn is played, where it does not just continue the last one."""
         self._state_key = ""
+        self._reset_start: float | None = None
+        self._reset_seconds = 0.0
 
     def observe(self, messages: Sequence[Message]) -> Sequence[Message]:
         """The environment's messages, as the model sees them; the whole conversation, if the
@@ -121,6 +123,7 @@ class Agent:
 
     async def reset(self) -> None:
         """Starts the episode. If the environment fails, the episode ends with a Status."""
+        self._reset_start, started = time.time(), time.perf_counter()
         try:
             if self.plan.error is not None:
                 raise EnvError(self.plan.error)
@@ -129,6 +132,8 @@ class Agent:
         except Exception as error:
             self.fail_env(error)
             return
+        finally:
+            self._reset_seconds = time.perf_counter() - started
         self.opening = (
             opening if messages is opening.messages else replace(opening, messages=messages)
         )
@@ -137,7 +142,7 @@ class Agent:
 
     async def step(self, env_input: EnvInput) -> None:
         """Plays one reply. If the environment fails, the episode ends with a Status."""
-        started = time.perf_counter()
+        start, started = time.time(), time.perf_counter()
         try:
             said = ask("the agent's act", lambda: self.act(env_input.text))
             said = read_text(said, what="the result of the agent's act")
@@ -174,6 +179,8 @@ class Agent:
                 rewritten=rewritten,
                 generate_seconds=env_input.seconds,
                 env_seconds=time.perf_counter() - started,
+                generate_start=env_input.start,
+                env_start=start,
                 parent=env_input.parent,
                 role="" if self.call is None else self.call.role,
                 trained=result.trained and env_input.trained,
@@ -277,6 +284,8 @@ class Agent:
             final_ids=self.final_ids,
             error=self.error,
             attempts=self.attempts,
+            reset_start=self._reset_start,
+            reset_seconds=self._reset_seconds,
         )
 
     def _observed(self, messages: tuple[Message, ...]) -> tuple[Message, ...]:

@@ -274,6 +274,7 @@ class ContextManager:
                     context_full=pending.context_bound
                     and output.completion.finish_reason == "length",
                     seconds=output.seconds,
+                    start=output.start,
                     parent=pending.parent,
                     decode=self.renderer.decode,
                 )

@@ -82,6 +82,8 @@ class LmOutput:
     env_id: int
     completion: Completion
     seconds: float = 0.0
+    start: float | None = None
+    """When the reply was asked for, by `time.time`."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -96,6 +98,8 @@ class EnvInput:
     context_full: bool
     """True if the reply filled the context: no further turn fits."""
     seconds: float = 0.0
+    start: float | None = None
+    """When the reply was asked for, by `time.time`."""
     parent: int | None = None
     """The turn that this one continues, where that is not the previous one."""
     trained: bool = True

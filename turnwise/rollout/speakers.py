@@ -65,7 +65,7 @@ class PolicySpeaker:
         )
 
     async def reply(self, agent: Agent) -> EnvInput:
-        started = time.perf_counter()
+        start, started = time.time(), time.perf_counter()
         call = agent.call
         lm_input = self._context.next_input(
             agent.plan.env_id,
@@ -88,7 +88,10 @@ class PolicySpeaker:
         job = self._generator.generate(lm_input.session, new_ids, sampling)
         completion = await self._deadlines.wait(job)
         output = LmOutput(
-            env_id=agent.plan.env_id, completion=completion, seconds=time.perf_counter() - started
+            env_id=agent.plan.env_id,
+            completion=completion,
+            seconds=time.perf_counter() - started,
+            start=start,
         )
         (env_input,) = self._context.get_env_inputs([output])
         return env_input

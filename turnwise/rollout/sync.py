@@ -205,7 +205,7 @@ class SyncMultiTurnRollout:
                     sampling=replace(self._sampling, max_tokens=lm_input.max_tokens),
                 )
             )
-        started = time.perf_counter()
+        start, started = time.time(), time.perf_counter()
         completions = self._engine.generate_sequences(requests)
         if len(completions) != len(requests):
             raise ValueError(f"the engine answered {len(completions)} of {len(requests)} requests")
@@ -213,7 +213,11 @@ class SyncMultiTurnRollout:
         outputs: list[LmOutput] = []
         for lm_input, completion in zip(inputs, completions, strict=True):
             self._ids[lm_input.env_id] += completion.ids
-            outputs.append(LmOutput(env_id=lm_input.env_id, completion=completion, seconds=seconds))
+            outputs.append(
+                LmOutput(
+                    env_id=lm_input.env_id, completion=completion, seconds=seconds, start=start
+                )
+            )
         stale = [lm_input.stale for lm_input in inputs if lm_input.stale is not None]
         if isinstance(self._engine, SessionEngine):
             self._engine.release(stale)

@@ -195,7 +195,8 @@ def check_ledger(step: int, episodes: Sequence[Episode], batch: Batch) -> Ledger
 
 
 def credit_rows(batch: Batch, samples: Sequence[Sample]) -> list[CreditRow]:
-    """Advantages, values, returns and gaps of every token that the model said, row by row."""
+    """Advantages, values, returns, gaps and entropies of every token that the model said, row by
+    row."""
     rows: list[CreditRow] = []
     counts: dict[str, int] = {}
     cpu = batch.to("cpu")
@@ -218,6 +219,7 @@ def credit_rows(batch: Batch, samples: Sequence[Sample]) -> list[CreditRow]:
                 values=picked(cpu.values),
                 returns=picked(cpu.returns),
                 gaps=() if cpu.old_logprobs is None else picked(cpu.old_logprobs - cpu.logprobs),
+                entropies=picked(cpu.entropies),
             )
         )
     return rows

@@ -82,17 +82,21 @@ class Learner:
     def score(self, batch: Batch, *, old_logprobs: bool) -> Batch:
         """The batch with the tensors that the update reads: values if there is a critic, the
         reference's log-probs if the KL needs them, and the policy's own (`old_logprobs`) if the
-        sampler's are not exact."""
+        sampler's are not exact. That pass gives the entropies too, which are only stored."""
         policy = self.policy
         policy.train_mode(False)
         packed = self.passes.packs(batch)
         micros = self.passes.micro_batches(batch, packed=packed)
         with self.passes.attention(packed):
             if old_logprobs:
-                found = over_rows(
-                    batch, micros, lambda part, layout: policy.score(part, layout).logprobs
-                )
-                batch = batch.replace(old_logprobs=found)
+                logprobs = torch.zeros_like(batch.logprobs)
+                entropies = torch.zeros_like(batch.logprobs)
+                for micro in micros:
+                    scores = policy.score(micro.batch, micro.layout)
+                    width = scores.logprobs.shape[1]
+                    logprobs[micro.rows, :width] = scores.logprobs
+                    entropies[micro.rows, :width] = scores.entropies
+                batch = batch.replace(old_logprobs=logprobs, entropies=entropies)
             if policy.has_reference and self.algorithm.needs_reference:
                 batch = batch.replace(
                     ref_logprobs=over_rows(batch, micros, policy.reference_logprobs)

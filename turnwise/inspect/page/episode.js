@@ -50,6 +50,7 @@ export function EpisodeView({ run, split, step, row, query }) {
       </nav>
       <${ColourChoice} value=${used} offered=${offered} onChange=${colour} />
       <${Legend} name=${used} range=${range} />
+      ${offered.includes("entropy") ? null : html`<span class="quiet">No entropy is stored for ${split === "eval" ? "evaluations" : "this step"}.</span>`}
       ${beside ? html`<a class="button" href=${linkTo(["run", run, split, step, row])}>Close the second</a>` : null}
     </div>
     ${beside && other.error ? html`<${Note} kind="error">${other.error}<//>` : null}

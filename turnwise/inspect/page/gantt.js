@@ -9,13 +9,19 @@ export function laidOut(episode) {
   const bars = [];
   let now = 0;
   for (const bar of episode.bars || []) {
-    const start = isNumber(bar.start) ? bar.start : now;
+    const start = isNumber(bar.start) && bar.start >= 0 ? bar.start : now;
     if (start > now + 1e-6) bars.push({ kind: "wait", start: now, seconds: start - now, turn: bar.turn });
     bars.push({ ...bar, start });
     now = Math.max(now, start + (bar.seconds || 0));
   }
-  return { row: episode.row, id: episode.id, bars, end: now };
+  const real = bars.filter((bar) => bar.kind !== "wait");
+  return { row: episode.row, id: episode.id, bars, begin: real.length ? Math.min(...real.map((bar) => bar.start)) : 0, end: now };
 }
+
+// The reset of an environment belongs to no turn.
+const isTurn = (bar) => isNumber(bar.turn);
+const barWords = (bar) => `${isTurn(bar) ? `turn ${bar.turn + 1}, ${KIND_WORDS[bar.kind] || asText(bar.kind)}` : "reset"}: ${seconds(bar.seconds)} from ${seconds(bar.start)}`;
+const rowWords = (row) => `${asText(row.id)}: ${plural(new Set(row.bars.filter(isTurn).map((bar) => bar.turn)).size, "turn")} in ${seconds(row.end - row.begin)}, from ${seconds(row.begin)} to ${seconds(row.end)}`;
 
 export function GanttView({ run, detail, query }) {
   const split = query.split === "eval" ? "eval" : "step";
@@ -38,7 +44,7 @@ function Gantt({ run, split, step, answer }) {
   const [over, setOver] = useState(null);
   const rows = (answer.episodes || []).map(laidOut);
   if (!rows.length) return html`<p class="quiet">${asText(answer.note) || "No timings are stored for this step."}</p>`;
-  if (sort === "longest") rows.sort((a, b) => b.end - a.end);
+  if (sort === "longest") rows.sort((a, b) => b.end - b.begin - (a.end - a.begin));
   const shown = all ? rows : rows.slice(0, MOST_ROWS);
   const end = Math.max(...rows.map((row) => row.end), 1e-6);
   const each = shown.length > 60 ? 8 : 14;
@@ -67,10 +73,10 @@ function Gantt({ run, split, step, answer }) {
           ${each > 10 ? html`<text x="0" y=${20 + place * each + each - 4}>${width < 600 ? row.row : asText(row.id).slice(0, 22)}</text>` : null}
           <rect class="wait" x=${across(0)} y=${21 + place * each} width=${across(end) - across(0)} height=${each - 2} />
           ${row.bars.filter((bar) => bar.kind !== "wait").map((bar, index) => html`<rect key=${index} class=${bar.kind === "env" ? "env" : "generate"} x=${across(bar.start)} y=${21 + place * each}
-            width=${Math.max(0.75, (room * (bar.seconds || 0)) / end - 0.5)} height=${each - 2}><title>turn ${(bar.turn ?? 0) + 1}, ${KIND_WORDS[bar.kind] || asText(bar.kind)}: ${seconds(bar.seconds)}</title></rect>`)}
+            width=${Math.max(0.75, (room * (bar.seconds || 0)) / end - 0.5)} height=${each - 2}><title>${barWords(bar)}</title></rect>`)}
         </g>`)}
       </svg>` : null}
     </div></div>
-    <p class="quiet reading" role="status">${over ? `${asText(over.id)}: ${plural(new Set(over.bars.map((bar) => bar.turn)).size, "turn")}, ${seconds(over.end)}` : "Point at a row; a click opens the episode."}</p>
+    <p class="quiet reading" role="status">${over ? rowWords(over) : "Point at a row; a click opens the episode."}</p>
     ${rows.length > shown.length ? html`<button type="button" onClick=${() => setAll(true)}>Show all ${rows.length}</button>` : null}`;
 }

@@ -35,6 +35,7 @@ PER_TOKEN = {
     "advantages": "advantages",
     "returns": "returns",
     "old_logprobs": "old_log_probs",
+    "entropies": "entropy",
     "reward_errors": "reward_errors",
     "weights": "token_weights",
 }

@@ -501,7 +501,7 @@ class AgentTrainer(PacedTrainer):
     def _compute_advantage(self, batch: Any, metrics: dict[str, Any]) -> Any:
         """Credit by our estimators, with the critic's values where there is one."""
         assert self._rows is not None  # of _balance_batch: the queue is read only for what is new
-        fields = ["old_log_probs", "ref_log_prob", "values", "bootstrap"]
+        fields = ["old_log_probs", "entropy", "ref_log_prob", "values", "bootstrap"]
         rows, self._rows = self._rows.placed_in(batch).with_fields(batch, fields), None
         ours = rows.batch
         self._check_rows(rows)
