@@ -172,6 +172,7 @@ def test_the_buyer_buys_what_was_asked_for() -> None:
                 action = env.expert_action()
                 check_visible(env, action)
                 _, reward, bought, truncated, info = env.step(action)
+                assert info["success"] is bought, "failed, until it has bought"
                 turns += 1
                 if bought or truncated:
                     break

@@ -177,7 +177,8 @@ class WebShopEnv(BaseEnv):
         valid = (verb == "search" and bool(argument)) or (
             verb == "click" and argument in self.clickables
         )
-        info: dict[str, Any] = {"action_is_valid": valid}
+        # Said in every step: an episode that is cut before it bought anything has failed.
+        info: dict[str, Any] = {"action_is_valid": valid, "success": False, "score": 0.0}
         reward, bought = 0.0, False
         if valid and argument == BUY.lower() and verb == "click":
             product = self.shop.products[self._asin]
@@ -196,8 +197,6 @@ class WebShopEnv(BaseEnv):
         elif valid:
             self._click(argument)
         out_of_steps = self._steps >= self.max_steps and not bought
-        if out_of_steps:
-            info |= {"success": False, "score": 0.0}
         self._done = bought or out_of_steps
         return self.render(), reward, bought, out_of_steps, info
 
