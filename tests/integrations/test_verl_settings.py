@@ -269,6 +269,7 @@ def test_every_recipe_runs_on_verl(tmp_path: Path) -> None:
     own_trunk = {"frozen_lake", "default", "key_door"}
     staged = {
         "qwen_1_5b_alfworld",
+        "qwen_1_5b_alfworld_think",
         "qwen_1_5b_sokoban_imitate",
         "qwen_1_5b_webshop",
         "smollm2_sokoban_imitate",
