@@ -20,7 +20,7 @@ from turnwise.envs.games.sokoban.solver import (
 from turnwise.envs.games.sokoban.text import BoardText, ObservationFormat
 from turnwise.envs.validate import refuse_keywords
 
-EXPERT_STATES = 50_000
+EXPERT_STATES = 20_000
 """Where the expert stops searching for a solution: a few seconds of a large level."""
 STEP_REWARD, BOX_REWARD, SOLVED_REWARD = -0.1, 1.0, 10.0
 
