@@ -267,7 +267,13 @@ def test_every_recipe_runs_on_verl(tmp_path: Path) -> None:
     """As it is, or with the one setting that the refusal names"""
     names = {path.stem for path in (ROOT / "turnwise" / "config" / "recipes").glob("*.yaml")}
     own_trunk = {"frozen_lake", "default", "key_door"}
-    staged = {"qwen_1_5b_alfworld"}
+    staged = {
+        "qwen_1_5b_alfworld",
+        "qwen_1_5b_alfworld_think",
+        "qwen_1_5b_sokoban_imitate",
+        "qwen_1_5b_webshop",
+        "smollm2_sokoban_imitate",
+    }
     for name in staged:
         with pytest.raises(ConfigError, match="run `turnwise sft` first"):
             load_config(name, ["backend=verl"])

@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -66,9 +67,9 @@ def test_log_probs_are_compared_on_equal_gradients(tmp_path: Path) -> None:
     )
 
 
-def test_alfworld_goes_through_its_stages(tmp_path: Path) -> None:
+def test_a_recipe_goes_through_its_stages(tmp_path: Path) -> None:
     words = ["--sizes", "0", "4", "8", "--tasks", "3", "--train-from", "4", "--train-steps", "1"]
-    found = run("alfworld_stages.py", tmp_path, "--out", str(tmp_path / "out"), *words)
+    found = run("stages.py", tmp_path, "--out", str(tmp_path / "out"), *words)
     stages = found["stages"]
     assert [row["stage"] for row in stages] == [
         *("demonstrations", "none", "imitation", "imitation", "imitation, then gigpo")
@@ -76,9 +77,51 @@ def test_alfworld_goes_through_its_stages(tmp_path: Path) -> None:
     assert stages[0]["episodes"] == 8
     assert stages[3]["held_out_loss"][-1] < stages[3]["held_out_loss"][0]
     for row in stages[1:]:
-        assert {name: played["games"] for name, played in row["held_out"].items()} == {
+        assert {name: played["tasks"] for name, played in row["held_out"].items()} == {
             "0.4": 3,
             "1": 3,
         }
     assert all(row["seconds"] for row in stages)
+    assert all(sum(n for _, n in played["by_kind"].values()) == 3 for played in evaluated(found))
     assert sorted(found) == ["command", "machine", "stages"]
+
+
+def evaluated(found: dict[str, Any]) -> list[dict[str, Any]]:
+    return [played for row in found["stages"] for played in row.get("held_out", {}).values()]
+
+
+def test_stages_of_a_recipe_without_kinds_of_tasks(tmp_path: Path) -> None:
+    pytest.importorskip("bm25s")
+    pytest.importorskip("rapidfuzz")
+    out = ["--out", str(tmp_path / "out"), "--recipe", "qwen_1_5b_webshop"]
+    few = ["--sizes", "4", "--train-from", "4", "--temperatures", "1.0", "--set", "seed=3"]
+    found = run("stages.py", tmp_path, *out, "--tasks", "2", *few)
+    (played,) = evaluated(found)
+    assert (played["tasks"], played["by_kind"]) == (2, {})
+    assert played["reward"][1] <= played["reward"][0] <= played["reward"][2]
+
+
+def test_every_game_of_a_file_is_held_out_and_endless_ones_are_counted(tmp_path: Path) -> None:
+    sys.path.insert(0, str(ROOT / "benchmarks/gpu"))
+    try:
+        from stages import held_out_plans
+    finally:
+        sys.path.pop(0)
+    from turnwise.config import run_config
+    from turnwise.envs.games.alfworld.games import save_games
+    from turnwise.envs.games.alfworld.generate import GameMaker
+    from turnwise.envs.games.alfworld.rooms import sample_plans
+
+    frozen = run_config("frozen_lake", [])
+    with pytest.raises(ValueError, match="--tasks N"):
+        held_out_plans(frozen, None)
+    plans, kinds = held_out_plans(frozen, 3)
+    assert [plan.task.id for plan in plans] == [f"frozen_lake/val/{n}" for n in range(3)]
+    assert kinds == {}
+    maker = GameMaker(sample_plans())
+    splits = ["train", "valid_unseen", "train", "valid_unseen", "valid_seen"]
+    games = [replace(maker.make(n, split="train"), split=s) for n, s in enumerate(splits)]
+    save_games(tmp_path / "games.jsonl", games=games)
+    words = [f"env.options.games={tmp_path / 'games.jsonl'}"]
+    plans, kinds = held_out_plans(run_config("qwen_1_5b_alfworld", words), None)
+    assert [kinds[plan.task.id] for plan in plans] == [games[n].task_type for n in (1, 3, 4)]

@@ -198,5 +198,10 @@ class BaseEnv(ABC):
         unknown."""
         return None
 
+    def expert_thought(self) -> str | None:
+        """The thought before `expert_action`, for demonstrations where `format.think` asks for one;
+        None for an empty one."""
+        return None
+
     def close(self) -> None:  # noqa: B027 - optional to override
         """Releases everything. May be called twice."""

@@ -165,11 +165,14 @@ class TextTurns:
         return self._call(f"the hint {what!r}", lambda: self._hint(what, seed))
 
     def _hint(self, what: Hint, seed: int) -> Json:
+        think = ""
         match what:
             case "actions":
                 return list(self.env.actions)
             case "expert":
                 actions = self._expert_actions()
+                if actions and self._format.think:
+                    think = self._expert_thought()
             case "random":
                 rng = Random(seed)
                 drawn = [
@@ -177,7 +180,16 @@ class TextTurns:
                     for _ in range(rng.randint(1, self._format.max_actions_per_turn))
                 ]
                 actions = [action for action in drawn if action is not None]
-        return write_reply(actions, self._format) if actions else None
+        return write_reply(actions, self._format, think=think) if actions else None
+
+    def _expert_thought(self) -> str:
+        said = self.env.expert_thought() or ""
+        if "<think>" in said or "</think>" in said:
+            raise EnvError(
+                f"{self.name}: expert_thought is the text between the tags, without <think> and "
+                f"</think>; got {said!r:.80}"
+            )
+        return said
 
     def _expert_actions(self) -> list[str]:
         """As many of the best actions as fit into a turn. Actions after the first come from a copy

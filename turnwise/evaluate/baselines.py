@@ -20,7 +20,6 @@ from turnwise.envs.text_turns import TextTurns
 from turnwise.evaluate.evaluation import EvalResult, evaluate
 from turnwise.evaluate.players import Player, RandomPlayer, Situation
 from turnwise.rollout.plan import env_configs, turn_limit
-from turnwise.rollout.speakers import PlayerError
 from turnwise.seeding import derive_seed
 from turnwise.types import Message, Task
 
@@ -74,16 +73,25 @@ class BlindPlayer:
         return Message(role="assistant", content=write_reply(actions, form))
 
 
+class NoAdviceError(RuntimeError):
+    """The expert knows no action in this state. It fails the episode, not the rollout."""
+
+
 @dataclass(frozen=True, slots=True)
 class ExpertPlayer:
-    """Plays what the environment itself knows to be best (`BaseEnv.expert_action`)."""
+    """Plays what the environment itself knows to be best (`BaseEnv.expert_action`). An episode in
+    which it knows nothing fails: a box that was pushed into a corner, a level that is too hard."""
 
     name: str = "expert"
 
     async def reply(self, situation: Situation) -> Message:
         said = await situation.hint("expert")
         if said is None:
-            raise PlayerError(f"environment {situation.tag!r} has no expert_action")
+            raise NoAdviceError(
+                f"the expert of {situation.tag!r} knows no way on after turn {situation.turn}"
+                if situation.turn
+                else f"environment {situation.tag!r} has no expert_action that knows this task"
+            )
         return Message(role="assistant", content=said)
 
 

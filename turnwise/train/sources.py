@@ -19,6 +19,7 @@ from turnwise.log.export import conversations
 from turnwise.log.records import obj
 from turnwise.log.store import RunReader, read_episode
 from turnwise.rollout.plan import EpisodePlan, env_configs, task_of_seed, turn_limit
+from turnwise.rollout.speakers import PlayerError
 from turnwise.seeding import derive_seed
 from turnwise.types import Episode, Json, Message, Status, Task, Turn
 
@@ -170,7 +171,8 @@ def play_tasks(
     if len(played) < count:
         first = next(episode for episode in episodes if episode.status.failed)
         if not played:
-            raise EnvError(
+            kind = PlayerError if first.status is Status.GENERATOR_ERROR else EnvError
+            raise kind(
                 f"the {player.name} player could not play one of {count} episodes, the first: "
                 f"{first.error}"
             )

@@ -16,6 +16,8 @@ from turnwise.envs.games.alfworld.generate import GameMaker
 from turnwise.envs.games.alfworld.planner import find_plan
 from turnwise.envs.games.alfworld.rooms import load_plans, sample_plans
 from turnwise.envs.games.alfworld.search import Memory, next_command
+from turnwise.envs.games.alfworld.thoughts import thought
+from turnwise.seeding import derive_seed
 
 EngineName = Literal["plain", "textworld"]
 _LONGEST_COMMAND = 200
@@ -107,6 +109,7 @@ class AlfWorldEnv(BaseEnv):
         self._engine: Engine | None = None
         self._frame: Frame | None = None
         self._steps = 0
+        self._seed = 0
         self._over = True
         self._memory = Memory()
 
@@ -131,6 +134,7 @@ class AlfWorldEnv(BaseEnv):
             self._engine, self._game = make_engine(game, engine=self._engine_name, task=task), game
         self._frame = self._engine.reset()
         self._steps = 0
+        self._seed = seed or 0
         self._over = False
         self._memory = Memory()
         return self._text(self._frame), {
@@ -194,6 +198,14 @@ class AlfWorldEnv(BaseEnv):
             memory=self._memory,
             sees_commands=self._show_admissible,
         )
+
+    def expert_thought(self) -> str | None:
+        """What that player thinks before, in words of the episode's seed; plain engine only."""
+        command = self.expert_action()
+        if command is None or self._game is None or not isinstance(self._engine, PlainEngine):
+            return None
+        rng = Random(derive_seed(self._seed, "alfworld.thought", self._steps))
+        return thought(command, game=self._game, engine=self._engine, memory=self._memory, rng=rng)
 
     def walkthrough(self) -> tuple[str, ...] | None:
         """Commands that win the current game from its start, where they are known."""

@@ -21,8 +21,8 @@ LOOKS = (GO, "open ", "examine ")
 class Memory:
     """What the text of an episode has told so far."""
 
-    seen: set[str] = field(default_factory=set[str])
-    """Receptacles whose content was shown."""
+    seen: dict[str, None] = field(default_factory=dict[str, None])
+    """Receptacles whose content was shown, in the order in which it was."""
     near: set[str] = field(default_factory=set[str])
     """Receptacles that are known to be in reach. Several may be used from one place, which shows
     where walking to one of them changes nothing."""
@@ -41,7 +41,7 @@ class Memory:
         if world.locations[receptacle] == engine.place:
             self.near.add(receptacle)
         if valid and engine.is_reachable(receptacle):
-            self.seen.add(receptacle)
+            self.seen[receptacle] = None
 
 
 class _Chosen(Exception):
@@ -102,7 +102,7 @@ def next_command(
         sees_commands: the admissible commands are shown, and with them what is in reach.
     """
     near = set(engine.world.nearby.get(engine.place, ())) if sees_commands else memory.near
-    player = _Searcher(engine, game, seen=memory.seen, near=near)
+    player = _Searcher(engine, game, seen=memory.seen.keys(), near=near)
     try:
         try:
             player.play()

@@ -1,6 +1,7 @@
 """Sokoban: push every box onto a target."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -9,10 +10,18 @@ from turnwise.envs.base import BaseEnv, EnvError
 from turnwise.envs.games.sokoban.engine import DIRECTIONS, Board, Level
 from turnwise.envs.games.sokoban.levels import read_levels
 from turnwise.envs.games.sokoban.rooms import RoomSpec, make_room, split_of
-from turnwise.envs.games.sokoban.solver import UNREACHABLE, push_distances
+from turnwise.envs.games.sokoban.solver import (
+    UNREACHABLE,
+    SolverLimit,
+    fewest_moves,
+    push_distances,
+    solve,
+)
 from turnwise.envs.games.sokoban.text import BoardText, ObservationFormat
 from turnwise.envs.validate import refuse_keywords
 
+EXPERT_STATES = 20_000
+"""Where the expert stops searching for a solution: a few seconds of a large level."""
 STEP_REWARD, BOX_REWARD, SOLVED_REWARD = -0.1, 1.0, 10.0
 
 _MOVES = {
@@ -47,6 +56,7 @@ class SokobanEnv(BaseEnv):
         "corner stays there. The actions are Up, Down, Left and Right."
     )
     actions = DIRECTIONS
+    expert = "solver"
 
     def __init__(
         self,
@@ -93,6 +103,7 @@ class SokobanEnv(BaseEnv):
         self._levels = None if levels is None else _split_levels(levels, val_fraction)
         self._board: Board | None = None
         self._distances: tuple[Level, list[int]] | None = None
+        self._plan: dict[tuple[int, bytes], int | None] = {}
         self._steps = 0
         self._done = True
 
@@ -116,6 +127,7 @@ class SokobanEnv(BaseEnv):
         self._board = Board(level)
         self._steps = 0
         self._done = False
+        self._plan = {}
 
     @property
     def board(self) -> Board:
@@ -170,6 +182,45 @@ class SokobanEnv(BaseEnv):
         return -float(
             sum(stuck if distances[box] == UNREACHABLE else distances[box] for box in board.boxes())
         )
+
+    def expert_action(self) -> str | None:
+        """The next move of a solution: the shortest one in a small room, one of few pushes in a
+        larger one. None where no solution exists any more, or none was found within EXPERT_STATES.
+
+        The moves of a solution are kept by state, so that it is searched for again only where the
+        play has left it.
+        """
+        if self._done:
+            return None
+        place = _place(self.board)
+        if place not in self._plan:
+            self._plan |= _plan_from(self.board)
+        direction = self._plan[place]
+        return None if direction is None else DIRECTIONS[direction]
+
+
+def _place(board: Board) -> tuple[int, bytes]:
+    return board.player, bytes(board.cells)
+
+
+def _plan_from(board: Board) -> dict[tuple[int, bytes], int | None]:
+    """The move in every state on the way of a solution; None for the board itself where there is
+    none."""
+    level = replace(board.level, cells=bytes(board.cells), player=board.player)
+    try:
+        moves = fewest_moves(level)
+    except SolverLimit:
+        try:
+            moves = solve(level, max_states=EXPERT_STATES)
+        except SolverLimit:
+            moves = None
+    if moves is None:
+        return {_place(board): None}
+    ahead, plan = Board(level), dict[tuple[int, bytes], int | None]()
+    for direction in moves:
+        plan[_place(ahead)] = direction
+        ahead.move(direction)
+    return plan
 
 
 def _pair(dim: Sequence[int]) -> tuple[int, int]:

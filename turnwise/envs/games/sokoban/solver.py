@@ -1,5 +1,5 @@
-"""Solutions of levels, by A* over pushes. For tests, demonstrations and potentials; never called
-while training."""
+"""Solutions of levels: few pushes by A*, or the fewest moves by breadth. For tests, demonstrations
+and potentials; never called while training."""
 
 import heapq
 from collections import deque
@@ -91,6 +91,59 @@ def solve(level: Level, *, max_states: int = 200_000) -> list[int] | None:
                 step = _Trail(trail, boxes, player, box - offset, direction)
                 heapq.heappush(queue, (cost, counter, pushes + 1, moved, box, step))
     return None
+
+
+def fewest_moves(level: Level, *, max_states: int = 20_000) -> list[int] | None:
+    """Directions that solve the level with the fewest moves, or None where no solution exists.
+
+    It looks at every place of the player and the boxes, so it is for small rooms: beyond those,
+    `solve` finds a solution where this one stops.
+
+    Raises:
+        SolverLimit: `max_states` states were looked at and it is still open.
+
+    Example:
+        >>> fewest_moves(Level.from_rows(["######", "#@ $.#", "######"]))
+        [3, 3]
+    """
+    distances = push_distances(level)
+    targets = frozenset(level.targets)
+    start = level.player, frozenset(i for i, cell in enumerate(level.cells) if cell & BOX)
+    came: dict[_State, tuple[_State, int] | None] = {start: None}
+    queue = deque([start])
+    while queue:
+        state = queue.popleft()
+        player, boxes = state
+        if boxes == targets:
+            return _back(came, state)
+        if len(came) >= max_states:
+            raise SolverLimit(
+                f"no solution among the first {max_states} states; raise max_states to search on"
+            )
+        for direction, offset in enumerate(level.offsets):
+            ahead, beyond, moved = player + offset, player + 2 * offset, boxes
+            if level.cells[ahead] & WALL:
+                continue
+            if ahead in boxes:
+                if beyond in boxes or distances[beyond] == UNREACHABLE:
+                    continue
+                moved = (boxes - {ahead}) | {beyond}
+            if (after := (ahead, moved)) not in came:
+                came[after] = state, direction
+                queue.append(after)
+    return None
+
+
+_State = tuple[int, frozenset[int]]
+"""The player's cell and those of the boxes."""
+
+
+def _back(came: dict[_State, tuple[_State, int] | None], state: _State) -> list[int]:
+    moves: list[int] = []
+    while (step := came[state]) is not None:
+        state, direction = step
+        moves.append(direction)
+    return moves[::-1]
 
 
 class _Trail:

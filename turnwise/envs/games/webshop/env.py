@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from turnwise.envs.base import BaseEnv, EnvError
+from turnwise.envs.games.webshop.buyer import Buyer, click
 from turnwise.envs.games.webshop.goals import Goal, GoalKind
 from turnwise.envs.games.webshop.pages import (
     BACK,
@@ -60,6 +61,7 @@ class WebShopEnv(BaseEnv):
         "where something is a "
         "button, a product id or an option that you see on the current page. You can buy once."
     )
+    expert = "buyer who knows the goal"
 
     def __init__(
         self,
@@ -113,6 +115,7 @@ class WebShopEnv(BaseEnv):
             for split, side in self.shop.goals.items()
         }
         self._goal: Goal | None = None
+        self._buyer: Buyer | None = None
         self._session = ""
         self._done = True
         self._steps = 0
@@ -156,6 +159,7 @@ class WebShopEnv(BaseEnv):
         if not 0 <= number < len(side):
             raise ValueError(f"goals of {split} are numbered 0 to {len(side) - 1}, got {number}")
         self._goal = side[number]
+        self._buyer = Buyer(self.shop, self._goal)
         self._session = f"{split}_{number}"
         self._visited: set[str] = set()
         self._steps = 0
@@ -173,7 +177,8 @@ class WebShopEnv(BaseEnv):
         valid = (verb == "search" and bool(argument)) or (
             verb == "click" and argument in self.clickables
         )
-        info: dict[str, Any] = {"action_is_valid": valid}
+        # Said in every step: an episode that is cut before it bought anything has failed.
+        info: dict[str, Any] = {"action_is_valid": valid, "success": False, "score": 0.0}
         reward, bought = 0.0, False
         if valid and argument == BUY.lower() and verb == "click":
             product = self.shop.products[self._asin]
@@ -192,8 +197,6 @@ class WebShopEnv(BaseEnv):
         elif valid:
             self._click(argument)
         out_of_steps = self._steps >= self.max_steps and not bought
-        if out_of_steps:
-            info |= {"success": False, "score": 0.0}
         self._done = bought or out_of_steps
         return self.render(), reward, bought, out_of_steps, info
 
@@ -217,6 +220,18 @@ class WebShopEnv(BaseEnv):
             return f"click[{rng.choice(self.clickables)}]"
         words = self.goal.instruction.replace("[", " ").replace("]", " ").split()
         return f"search[{' '.join(rng.sample(words, min(3, len(words))))}]"
+
+    def expert_action(self) -> str | None:
+        """What a buyer does next who knows which products fit; see `Buyer`."""
+        if self._buyer is None or self._done:
+            return None
+        if self._name == "search":
+            return self._buyer.on_search()
+        if self._name == "results":
+            return self._buyer.on_results(self._query, self.clickables)
+        if self._name == "item":
+            return self._buyer.on_item(self._asin, chosen=self._options)
+        return click(PREVIOUS)
 
     def _draw(self, seed: int, split: str) -> int:
         rng = random.Random(derive_seed(seed, f"webshop.goal.{split}"))
@@ -274,6 +289,9 @@ class WebShopEnv(BaseEnv):
             total=len(self._results),
             visited=self._visited,
         )
+        if self._buyer is not None:
+            is_last = self._number * PAGE_SIZE >= len(self._results)
+            self._buyer.saw_results(self._query, number=self._number, is_last=is_last)
         self._show(
             "results", page, f"search_results/{self._session}/{self._words()}/{self._number}"
         )

@@ -38,6 +38,10 @@ class Shop:
     index: BM25Index
     nouns: Mapping[str, Sequence[str]] | None
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Shop":
+        """Itself: a copy of an environment shops in the same shop."""
+        return self
+
     def search(self, query: str) -> tuple[Product, ...]:
         """The best matches, at most 50."""
         asins = list(self.products)

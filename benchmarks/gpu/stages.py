@@ -1,21 +1,22 @@
-"""ALFWorld in stages: imitation of a searching player on made games, by number of games, then
-training; every stage evaluated on each held-out game once.
+"""A recipe in stages: imitation of the environment's expert, by number of demonstrations, then
+training; every stage evaluated on the same held-out tasks, each once.
 
-    python benchmarks/gpu/alfworld_stages.py --out FOLDER --model DIR [--gguf FILE]
-        --floorplans FILE --games FILE [--demonstrations FILE.jsonl.gz]
+    python benchmarks/gpu/stages.py --out FOLDER --model DIR [--gguf FILE]
+        [--recipe qwen_1_5b_alfworld] [--tasks N] [--demonstrations FILE.jsonl.gz]
         [--sizes 0 50 200 1000 3000] [--train-from 200 --train-steps 100 --algorithm gigpo]
         [--lora 16] [--temperatures 0.4 1.0] [--set KEY=VALUE ...]
 
-Games are made in all rooms but those of the held-out games (valid_unseen), which are never trained
-on. Demonstrations may be made ahead, on a machine without a GPU:
+The environment's files are settings: --set env.options.floorplans=FILE env.options.games=FILE for
+ALFWorld, --set env.options.products=FOLDER for WebShop. --tasks N evaluates the held-out tasks of
+the seeds 0 to N-1; without it, every game of an environment that has a file of them. Demonstrations
+may be made ahead, on a machine without a GPU:
 
-    turnwise sft expert qwen_1_5b_alfworld env.options.floorplans=FILE env.options.games=FILE
-        sft.episodes=3000 --write demos.jsonl.gz
+    turnwise sft expert RECIPE [KEY=VALUE ...] sft.episodes=3000 --write demos.jsonl.gz
 
 A size takes the first so many of them; without sizes, only the training is done. Nothing large is
 written: with --lora, FOLDER gets the adapter of every size. FOLDER/results.json is written
-after every stage: success with 95 % intervals, in all and by kind of task, and the seconds of each
-part.
+after every stage: success and mean reward with 95 % intervals, successes by kind of task where the
+environment names kinds, and the seconds of each part.
 """
 
 import argparse
@@ -34,12 +35,14 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from learn import ALGORITHMS, machine, plain_model, share
 
-RECIPE = "qwen_1_5b_alfworld"
 LOSS = "sft/held_out_loss"
+MOST_GAMES = 2000
+"""Held-out tasks that are looked at for the end of a file of games."""
 TINY = [
     *("model.dtype=float32", "train.device=cpu", "rollout.slots=4", "rollout.max_context=4096"),
     *("sft.batch_tokens=8192", "rollout.max_response_tokens=4", "env.max_turn=2"),
     *("rollout.train.env_groups=2", "rollout.train.group_size=2", "train.max_idle_steps=9"),
+    "train.compile=false",
 ]
 """A byte per token, and a model of random weights: it shows that the stages run."""
 
@@ -61,17 +64,18 @@ class Seconds:
 class Plan:
     """What all stages share."""
 
+    recipe: str
     words: tuple[str, ...]
     """Overrides of the recipe."""
     last: tuple[str, ...]
     """Overrides from the command line, which have the last word."""
     demonstrations: Path
     tasks: int | None
-    """Held-out games that are played. None: every game of the file."""
+    """Held-out tasks that are played. None: every game of the environment's file."""
     keep: str
     """Which demonstrations: sft.keep."""
     temperatures: tuple[float, ...]
-    """At which held-out games are played, each once."""
+    """At which held-out tasks are played, each once."""
     out: Path
 
 
@@ -84,11 +88,11 @@ def config_of(plan: Plan, *words: str) -> Any:
     off.append("checkpoint.write=false")
     source = f"sft.source=[{json.dumps(str(plan.demonstrations))}]"
     words = (*quiet, *off, source, "sft.keep=all", *plan.words, *words, *plan.last)
-    return run_config(RECIPE, words)
+    return run_config(plan.recipe, words)
 
 
 def evaluate(plan: Plan, config: Any, generator: Any, tokenizer: Any) -> dict[str, Any]:
-    """Temperature -> success on each held-out game once, in all and by kind of task."""
+    """Temperature -> success and reward on each held-out task once, in all and by kind of task."""
     from turnwise.evaluate.evaluation import EvalResult
     from turnwise.rollout.proxy import AgentProxy
 
@@ -104,11 +108,13 @@ def evaluate(plan: Plan, config: Any, generator: Any, tokenizer: Any) -> dict[st
             proxy.close()
         by_kind: dict[str, list[bool]] = {}
         for outcome in result.outcomes:
-            by_kind.setdefault(kinds[outcome.task_id], []).append(bool(outcome.success))
+            if outcome.task_id in kinds:
+                by_kind.setdefault(kinds[outcome.task_id], []).append(bool(outcome.success))
         known = result.success
         found[f"{temperature:g}"] = {
-            "games": len(result.outcomes),
+            "tasks": len(result.outcomes),
             "success": None if known is None else [known.estimate, known.low, known.high],
+            "reward": [result.reward.estimate, result.reward.low, result.reward.high],
             "by_kind": {kind: [sum(won), len(won)] for kind, won in sorted(by_kind.items())},
             "turns": sum(outcome.turns for outcome in result.outcomes) / len(result.outcomes),
             "failures": result.failures,
@@ -117,19 +123,36 @@ def evaluate(plan: Plan, config: Any, generator: Any, tokenizer: Any) -> dict[st
 
 
 def held_out_plans(config: Any, tasks: int | None) -> tuple[list[Any], dict[str, str]]:
-    """(an episode per held-out game, task -> its kind)."""
-    from turnwise.envs.games.alfworld import AlfWorldEnv
+    """(an episode per held-out task, task -> its kind where the environment names one).
+
+    Raises:
+        ValueError: `tasks` is None, and the environment has no end of held-out tasks.
+    """
     from turnwise.envs.registry import make_env
     from turnwise.rollout.plan import EpisodePlan
     from turnwise.seeding import derive_seed
 
-    game = AlfWorldEnv(**config.env.options)
     env = make_env(config.env)
     kinds: dict[str, str] = {}
     plans: list[Any] = []
-    for number in range(len(game._splits["val"]) if tasks is None else tasks):
-        task = env.make_task(number, "val")  # a file's games are numbered by their seeds
-        kinds[task.id] = game.reset(seed=task.seed, split="val")[1]["task_type"]
+    first: Any = None
+    while tasks is None or len(plans) < tasks:
+        number = len(plans)
+        task = env.make_task(number, "val")
+        info = env.reset(task).info
+        if tasks is None:
+            # A file's games are numbered by their seeds and begin again after the last.
+            game = info.get("game")
+            if game is not None and game == first:
+                break
+            first = game if number == 0 else first
+            if game is None or number >= MOST_GAMES:
+                raise ValueError(
+                    f"{config.env.name} has no file of held-out games, so their number is given: "
+                    "--tasks N"
+                )
+        if "task_type" in info:
+            kinds[task.id] = str(info["task_type"])
         plans.append(
             EpisodePlan(
                 env_id=number,
@@ -143,11 +166,12 @@ def held_out_plans(config: Any, tasks: int | None) -> tuple[list[Any], dict[str,
                 max_turn=config.env.max_turn,
             )
         )
+    env.close()
     return plans, kinds
 
 
 def epochs_of(size: int) -> int:
-    """Passes over so many demonstrations: few games need more for the same number of steps.
+    """Passes over so many demonstrations: few of them need more for the same number of steps.
 
     Example:
         >>> [epochs_of(size) for size in (50, 200, 1000, 3000)]
@@ -238,7 +262,7 @@ def make_room() -> None:
 
 
 def make_demonstrations(plan: Plan, count: int) -> dict[str, Any]:
-    """Plays the games here, where no file of demonstrations was given."""
+    """Plays the tasks here, where no file of demonstrations was given."""
     from turnwise.train.sources import collect, write_messages
 
     seconds = Seconds()
@@ -264,7 +288,7 @@ def line(row: Mapping[str, Any]) -> str:
     """A stage in a line."""
     times = ", ".join(f"{name} {value:g} s" for name, value in row["seconds"].items())
     success = ", ".join(
-        f"{share(played['success'])} at {temperature}"
+        f"{share(played['success'])}, reward {played['reward'][0]:.3g} at {temperature}"
         for temperature, played in row.get("held_out", {}).items()
     )
     return f"{row['stage']:26} {row.get('demonstrations', ''):>5}  {success:24} {times}"
@@ -304,8 +328,7 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--model", type=Path)
     parser.add_argument("--gguf", help="the model's file in its folder, where it is a GGUF")
-    parser.add_argument("--floorplans", type=Path)
-    parser.add_argument("--games", type=Path)
+    parser.add_argument("--recipe", default="qwen_1_5b_alfworld")
     parser.add_argument("--demonstrations", type=Path)
     parser.add_argument("--sizes", type=int, nargs="*", default=[0, 50, 200, 1000, 3000])
     parser.add_argument("--train-from", type=int, default=200, help="demonstrations before it")
@@ -313,16 +336,14 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--temperatures", type=float, nargs="+", default=[0.4, 1.0])
     parser.add_argument("--train-steps", type=int, default=0)
     parser.add_argument("--lora", type=int, default=0, help="rank of the adapters; 0: full")
-    parser.add_argument("--tasks", type=int, help="held-out games; default: all of the file")
+    parser.add_argument("--tasks", type=int, help="held-out tasks; default: all games of a file")
     parser.add_argument("--set", nargs="*", default=[], dest="settings")
     parser.add_argument("--device", default="cuda")
-    parser.add_argument("--tiny", action="store_true", help="a tiny model on the CPU, made games")
+    parser.add_argument("--tiny", action="store_true", help="a tiny model on the CPU")
     parser.add_argument("--json", type=Path, help="another copy of results.json")
     options = parser.parse_args(words)
     if options.tiny == (options.model is not None):
         parser.error("give --model DIR, or --tiny")
-    if options.games is None and options.tasks is None:
-        parser.error("give --games FILE with held-out games, or --tasks N of made ones")
     options.out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="turnwise-model-") as scratch:
         if options.tiny:
@@ -331,12 +352,11 @@ def main(words: Sequence[str] | None = None) -> int:
             model = plain_model(options.model, options.gguf, Path(scratch))
         else:
             model = options.model
-        files = {"floorplans": options.floorplans, "games": options.games}
-        given = [f"env.options.{key}={path}" for key, path in files.items() if path is not None]
         lora = [f"model.lora.rank={options.lora}", "sft.lr=1e-4"] if options.lora else []
         plan = Plan(
+            recipe=options.recipe,
             words=(
-                *(f"model.path={model}", f"train.device={options.device}", *given, *lora),
+                *(f"model.path={model}", f"train.device={options.device}", *lora),
                 *([*TINY] if options.tiny else []),
             ),
             last=tuple(options.settings),
@@ -346,6 +366,12 @@ def main(words: Sequence[str] | None = None) -> int:
             keep="all" if options.tiny else "success",  # nobody succeeds in a tiny run's two turns
             out=options.out,
         )
+        try:
+            held_out_plans(
+                config_of(plan, "train.steps=0"), plan.tasks
+            )  # said before hours of work
+        except ValueError as error:
+            parser.error(str(error))
         run_all(options, plan)
     return 0
 
