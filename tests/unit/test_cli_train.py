@@ -122,6 +122,7 @@ def test_estimate_speaks_of_the_whole_run_and_leaves_nothing(tmp_path: Path) -> 
         (["train", "bandits"], "did you mean bandit"),
         (["train", "--resume", "nowhere"], "not a run directory"),
         (["train", "bandit", "env.name=nothing_like_it"], "cannot be loaded"),
+        (["train", "env.name=qwen_1_5b_alfworld"], "it is a recipe: give it as the config"),
         (["train", "bandit", "--backend", "trl", "--estimate"], "needs the native backend"),
         (["train", "bandit", "train.stepz=3"], "steps"),
     ],

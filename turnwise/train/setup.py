@@ -5,11 +5,12 @@ from collections.abc import Mapping
 from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import dataclass
 
+from turnwise.config.load import list_recipes
 from turnwise.config.schema import Config, EnvConfig, GroupsConfig, ShapingConfig
 from turnwise.envs.base import EnvError, EnvFactory, EnvTimeoutError
 from turnwise.envs.gate import raised_at
 from turnwise.envs.prompts import TAG, prompt_factory, read_prompts
-from turnwise.envs.registry import make_env
+from turnwise.envs.registry import list_envs, make_env
 from turnwise.log.events import Notice
 from turnwise.procs.progress import Progress
 from turnwise.procs.threads import DaemonThreads
@@ -89,6 +90,8 @@ def _fall_back(config: Config, error: Exception) -> Setting:
     if not config.train.multi_turn or config.data.prompts is None:
         own = isinstance(error, ValueError | EnvError)  # which say what to do
         said = str(error) if own else raised_at(error)
+        if name in list_recipes() and name not in {spec.name for spec in list_envs()}:
+            said = f"it is a recipe: give it as the config, in Python config={name!r}"
         raise ValueError(f"environment {name!r} cannot be loaded: {said}") from error
     setting = _on_prompts(config)
     notice = Notice(
