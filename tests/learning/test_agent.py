@@ -53,6 +53,7 @@ def success(name: str, folder: Path, **more: object) -> tuple[Bounds, Bounds]:
     return run.before.success, run.after.success
 
 
+@pytest.mark.slow
 def test_a_program_learns_through_the_endpoint(tmp_path: Path) -> None:
     before, after = success(f"agent:{HERE}:lamp", tmp_path, **{"env.options.workers": 0})
     assert before[2] < 0.3

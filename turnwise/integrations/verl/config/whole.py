@@ -31,7 +31,7 @@ def read_whole(config: Any) -> tuple[Config, Placement]:
     from omegaconf import OmegaConf
 
     given = _flat_config(config)
-    changed = {key: value for key, value in given.items() if _is_changed(config, key, value)}
+    changed = _changed(config, given)
     known = RULES.keys() - PASSED_ON
     keys = {key: value for key, value in given.items() if key in known and _says(key, value, given)}
     keys = {key: value for key, value in keys.items() if key not in _ONLY_IF_CHANGED} | changed
@@ -84,22 +84,36 @@ def _flat_config(config: Any) -> dict[str, Any]:
     return {key: value for key, value in found.items() if value != "???"}
 
 
-def _is_changed(config: Any, key: str, value: Any) -> bool:
-    """Whether a key differs from verl's default, or from what the default refers to."""
+def _changed(config: Any, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of the given keys that differ from verl's defaults, or from what the defaults refer
+    to."""
+    defaults = flat(schema())
+    resolved: dict[str, Any] = {}
+    found: dict[str, Any] = {}
+    for key, value in given.items():
+        name = next((name for name in (key, *sections(key)) if name in defaults), None)
+        if name is not None and name not in resolved:
+            resolved[name] = _resolved(config, name, defaults[name])
+        default: Any = None if name is None else resolved[name]
+        if name != key and isinstance(default, Mapping):  # a section that refers to another one
+            default = flat(cast(Any, default)).get(key.removeprefix(f"{name}."), "???")
+            is_changed = default != value
+        else:
+            is_changed = name != key or default != value
+        if is_changed:
+            found[key] = value
+    return found
+
+
+def _resolved(config: Any, name: str, default: Any) -> Any:
+    """The default of a key, as plain data: what it refers to is taken from the config."""
     from omegaconf import OmegaConf
 
-    defaults = flat(schema())
-    name = next((name for name in (key, *sections(key)) if name in defaults), None)
-    default: Any = None if name is None else defaults[name]
-    if name is not None and isinstance(default, str) and "${" in default:
+    if isinstance(default, str) and "${" in default:
         probe = config.copy()
         OmegaConf.set_struct(probe, False)
         OmegaConf.update(probe, name, default, merge=False)
         default = OmegaConf.select(probe, name)
-    if OmegaConf.is_config(default):
-        default = OmegaConf.to_container(default, resolve=True)
-    if name != key and isinstance(default, Mapping):  # a section that refers to another one
-        default = flat(cast(Any, default)).get(key.removeprefix(f"{name}."), "???")
-    elif name != key:
-        return True
-    return default != value
+    return (
+        OmegaConf.to_container(default, resolve=True) if OmegaConf.is_config(default) else default
+    )
