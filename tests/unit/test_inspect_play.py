@@ -12,11 +12,13 @@ from run_fixtures import make_run
 
 from turnwise.cli.load_player import load_policy
 from turnwise.config.schema import Config
+from turnwise.endpoint.policy import PolicyServer
 from turnwise.evaluate.evaluation import PolicyPlayer
 from turnwise.generate.hf import HFGenerator
 from turnwise.inspect import play
 from turnwise.inspect.choices import key_for
 from turnwise.inspect.server import InspectServer
+from turnwise.rollout.proxy import sampling_for
 from turnwise.testing.tiny import tiny_model, tiny_tokenizer
 
 SMALL = {
@@ -119,6 +121,22 @@ def test_a_policy_comes_with_what_it_could_have_said(client: Client) -> None:
         for token, others in zip(turn["tokens"], turn["alternatives"], strict=True)
     ]
     assert any(texts)
+
+
+def test_a_model_behind_an_api_plays(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = Config.model_validate(SMALL)
+    policy = tiny_policy(config, Path(), "tiny")
+    sampling = sampling_for(config.rollout, "train")
+    with PolicyServer(policy.generator, policy.tokenizer, sampling, token="secret") as server:
+        url = f"{server.url}/v1"
+        monkeypatch.setenv("OPENAI_BASE_URL", url)
+        monkeypatch.setenv("OPENAI_API_KEY", "secret")
+        player = f"openai:{url}#policy"
+        view = start(client, env="simple_game", player=player, seed=3)
+        view = client.post(f"/api/play/{view['session']}/step")
+        assert len(view["turns"]) == 1
+        assert view["turns"][0]["text"] != ""
+        assert "alternatives" not in view["turns"][0]  # an API shows no probabilities here
 
 
 def test_two_games_share_a_policy(client: Client) -> None:
