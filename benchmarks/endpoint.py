@@ -87,7 +87,7 @@ class Same:
         """Nothing to release."""
 
 
-def scripted(_: argparse.Namespace) -> tuple[Any, Any]:
+def scripted() -> tuple[Any, Any]:
     """(an engine that answers at once, its tokenizer)."""
     tokenizer = tiny_tokenizer()
     generator = ScriptedGenerator(
@@ -98,28 +98,23 @@ def scripted(_: argparse.Namespace) -> tuple[Any, Any]:
 
 def with_model(given: argparse.Namespace) -> tuple[Any, Any]:
     """(the engine of a model, its tokenizer)."""
+    import torch
+
     from turnwise.config.schema import ModelConfig
     from turnwise.generate.hf import HFGenerator
     from turnwise.models.policy import load_model, load_tokenizer
 
-    config = ModelConfig(path=given.model, gguf_file=given.gguf, dtype="bfloat16")
+    config = ModelConfig(path=given.model, gguf_file=given.gguf)
     tokenizer = load_tokenizer(config)
     model: Any = load_model(config)
-    model = model.to(given.device, torch_dtype(given.device)).eval()
     generator = HFGenerator(
-        model,
+        model.to(given.device, torch.float32 if given.device == "cpu" else torch.bfloat16).eval(),
         tokenizer,
         slots=given.episodes,
         max_context=CONTEXT,
         end_of_turn=False,  # every reply is as long as it may be
     )
     return generator, tokenizer
-
-
-def torch_dtype(device: str) -> Any:
-    import torch
-
-    return torch.float32 if device == "cpu" else torch.bfloat16
 
 
 def play(
@@ -168,7 +163,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=64)
     given = parser.parse_args()
     requests = given.episodes * given.turns
-    engine = with_model(given) if given.model else scripted(given)
+    engine = with_model(given) if given.model else scripted()
     with tempfile.TemporaryDirectory() as folder:
         program = Path(folder) / "program.py"
         program.write_text(PROGRAM % given.turns)

@@ -125,3 +125,26 @@ def test_every_game_of_a_file_is_held_out_and_endless_ones_are_counted(tmp_path:
     words = [f"env.options.games={tmp_path / 'games.jsonl'}"]
     plans, kinds = held_out_plans(run_config("qwen_1_5b_alfworld", words), None)
     assert [kinds[plan.task.id] for plan in plans] == [games[n].task_type for n in (1, 3, 4)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", ["scripted", "model"])
+def test_the_endpoint_is_compared_with_the_same_environment(tmp_path: Path, engine: str) -> None:
+    from turnwise.testing.tiny import tiny_model, tiny_tokenizer
+
+    words = ["--episodes", "4", "--turns", "2", "--workers", "1"]
+    if engine == "model":
+        tiny_model("qwen2").save_pretrained(tmp_path)
+        tiny_tokenizer().save_pretrained(tmp_path)
+        words += ["--model", str(tmp_path), "--device", "cpu", "--tokens", "4"]
+    done = subprocess.run(
+        [sys.executable, "benchmarks/endpoint.py", *words],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    rows = [line.split(maxsplit=1) for line in done.stdout.splitlines()]
+    assert [name for name, _ in rows] == ["environment", "plain", "with_openai"]
+    assert all(json.loads(figures)["share_of_environment"] > 0 for _, figures in rows[1:])

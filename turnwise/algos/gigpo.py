@@ -11,7 +11,6 @@ divided, neither here nor in the episode's advantage.
 
 from typing import Unpack
 
-import torch
 from torch import Tensor
 
 from turnwise.algos.algorithm import Algorithm, Estimate
@@ -24,8 +23,7 @@ from turnwise.algos.groups import (
     score_episodes,
     spread_over_tokens,
 )
-from turnwise.algos.layout import build_layout, discounted_suffix_sums, numbered
-from turnwise.algos.rounding import rounding_errors
+from turnwise.algos.same_state import turns_by_state
 from turnwise.data.batch import Batch
 
 
@@ -55,21 +53,20 @@ def gigpo(
     """
     scored = score_episodes(rewards, mask, **group)
     episodes = distance_from_mean(scored.members, singleton=singleton, normalize_std=normalize_std)
-    lay = build_layout(mask, turn_ids=turn_ids, episode_ids=group.get("episode_ids"))
-    turn_returns, turn_errors = (
-        discounted_suffix_sums(
-            lay.turn_sums(lay.take(part)), lengths=lay.episode_turns, decay=gamma
-        )
-        for part in (rewards, rounding_errors(rewards, group.get("errors")))
+    turns = turns_by_state(
+        scored,
+        rewards=rewards,
+        mask=mask,
+        state_ids=state_ids,
+        turn_ids=turn_ids,
+        gamma=gamma,
+        group=group,
     )
-    heads = lay.index[lay.turn_starts]
-    rows = torch.div(heads, lay.shape[1], rounding_mode="floor")
-    pairs = torch.stack([group["group_ids"][rows], state_ids.reshape(-1)[heads]], -1)
-    states = numbered(pairs)
-    counts = scored.members.counted[scored.episode_of_row[rows]]
-    members = group_statistics(turn_returns, states, counted=counts, errors=turn_errors)
+    members = group_statistics(
+        turns.returns, turns.states, counted=turns.counted, errors=turns.errors
+    )
     steps = distance_from_mean(members, singleton="zero", normalize_std=normalize_std)
-    step_advantages = lay.put(torch.repeat_interleave(steps, lay.turn_lengths), rewards)
+    step_advantages = turns.layout.put_turns(steps, rewards)
     advantages, returns = spread_over_tokens(scored, episodes, rewards=rewards, mask=mask)
     peers = float(((members.size > 1) & members.counted).sum() / members.counted.sum().clamp(min=1))
     return advantages + weight * step_advantages, returns, peers

@@ -32,8 +32,8 @@ from turnwise.algos.groups import (
     score_episodes,
     spread_over_tokens,
 )
-from turnwise.algos.layout import Layout, build_layout, discounted_suffix_sums, numbered
-from turnwise.algos.rounding import rounding_errors
+from turnwise.algos.layout import Layout, numbered
+from turnwise.algos.same_state import turns_by_state
 from turnwise.data.batch import Batch
 
 
@@ -62,18 +62,17 @@ def hgpo(
     """
     scored = score_episodes(rewards, mask, **group)
     episodes = distance_from_mean(scored.members, singleton=singleton, normalize_std=normalize_std)
-    lay = build_layout(mask, turn_ids=turn_ids, episode_ids=group.get("episode_ids"))
-    turn_returns, turn_errors = (
-        discounted_suffix_sums(
-            lay.turn_sums(lay.take(part)), lengths=lay.episode_turns, decay=gamma
-        )
-        for part in (rewards, rounding_errors(rewards, group.get("errors")))
+    turns = turns_by_state(
+        scored,
+        rewards=rewards,
+        mask=mask,
+        state_ids=state_ids,
+        turn_ids=turn_ids,
+        gamma=gamma,
+        group=group,
     )
-    heads = lay.index[lay.turn_starts]
-    rows = torch.div(heads, lay.shape[1], rounding_mode="floor")
-    states = numbered(torch.stack([group["group_ids"][rows], state_ids.reshape(-1)[heads]], -1))
-    episode, before = scored.episode_of_row[rows], _turns_before(lay)
-    counts = scored.members.counted[episode]
+    lay, states, episode, counts = turns.layout, turns.states, turns.episodes, turns.counted
+    before = _turns_before(lay)
     comparisons = [(1.0, _informative(scored.members)[episode], episodes[episode])]
     comparisons = comparisons if with_episode else []
     context, longest = states, int(lay.episode_turns.max()) if len(before) else 0
@@ -82,19 +81,19 @@ def hgpo(
         if shared > 1:  # the states up to the turn before, and this turn's own
             context = numbered(torch.stack([context.roll(1), states], -1))
         members = group_statistics(
-            turn_returns, context, counted=counts & (before >= shared - 1), errors=turn_errors
+            turns.returns, context, counted=counts & (before >= shared - 1), errors=turns.errors
         )
         peers = peers | ((members.size > 1) & members.counted)
         distance = _distance(members, normalize_std=normalize_std)
         comparisons.append(((shared + 1.0) ** alpha, _informative(members), distance))
     weights = sum(
-        (weight * used for weight, used, _ in comparisons), torch.zeros_like(turn_returns)
+        (weight * used for weight, used, _ in comparisons), torch.zeros_like(turns.returns)
     )
     total = sum(
         (weight * used * far for weight, used, far in comparisons), torch.zeros_like(weights)
     )
-    turns = torch.where(weights > 0, total / weights.clamp(min=1.0), 0.0)
-    advantages = lay.put(torch.repeat_interleave(turns, lay.turn_lengths), rewards)
+    means = torch.where(weights > 0, total / weights.clamp(min=1.0), 0.0)
+    advantages = lay.put_turns(means, rewards)
     _, returns = spread_over_tokens(scored, episodes, rewards=rewards, mask=mask)
     number = counts.sum().clamp(min=1)
     metrics = {

@@ -53,6 +53,10 @@ class Layout:
         full[self.index] = tokens.to(full.dtype)
         return full.view(self.shape)
 
+    def put_turns(self, turns: Tensor, like: Tensor) -> Tensor:
+        """The same with these [M] entries on all tokens of their turns."""
+        return self.put(torch.repeat_interleave(turns, self.turn_lengths), like)
+
     def turn_sums(self, tokens: Tensor) -> Tensor:
         """The sum over each turn's tokens: [M]."""
         turns = torch.repeat_interleave(self.turn_lengths)
