@@ -121,6 +121,16 @@ def test_episodes_are_filtered_sorted_and_opened(server: InspectServer, open_tab
     says(tab.page.locator(".near"), "1 of 24")
 
 
+def test_filters_changed_at_once_all_count(server: InspectServer, open_tab: Open) -> None:
+    """An input acts a moment after the last key; a filter that was changed meanwhile stays."""
+    tab = open_tab(f"{server.url}/#/run/lake-bi-level/episodes?split=step&step=1")
+    has(tab.page.locator("table.episodes tbody tr"), 16)
+    tab.page.get_by_label("Reward from").fill("0.9")
+    tab.page.get_by_label("Sort by").select_option("-reward")
+    at(tab.page, "min_reward=0.9")
+    at(tab.page, "sort=-reward")
+
+
 def test_tokens_are_coloured_and_show_their_numbers(
     server: InspectServer, open_tab: Open, keep: Keep
 ) -> None:

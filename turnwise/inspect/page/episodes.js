@@ -1,5 +1,5 @@
 // The list of episodes with its filters, and the groups of a step.
-import { html, useEffect, useState, useRef, asText, exported, figure, get, go, isNumber, linkTo, plural, runUrl, useGet, useKeys, waitingFor, Choice, Field, Note, Segments, StatusPill, SuccessMark } from "./base.js";
+import { html, useEffect, useState, useRef, asText, exported, figure, get, go, isNumber, linkTo, plural, readRoute, runUrl, useGet, useKeys, waitingFor, Choice, Field, Note, Segments, StatusPill, SuccessMark } from "./base.js";
 
 export const PAGE = 100;
 export const MOST_MEMBERS = 1000;
@@ -76,8 +76,11 @@ export function EpisodesView({ run, detail, query }) {
   const filter = filterOf(query, detail.steps);
   const offset = Number(query.offset) || 0;
   const grouped = query.view === "groups" && filter.step !== "all";
+  // The filter is read when the change happens: an input acts a moment after it was typed into, and
+  // another filter may have changed since.
   const change = (changes) => {
-    const next = { ...filter, view: query.view, ...changes };
+    const now = readRoute().query;
+    const next = { ...filterOf(now, detail.steps), view: now.view, ...changes };
     go(linkTo(["run", run, "episodes"], next), { replace: true });
   };
   // The address names the step, so that the list does not move on under a person's hand.
@@ -158,12 +161,18 @@ function MoreFilters({ children }) {
 function Late({ label, type, value, placeholder, onChange, wide }) {
   const [text, setText] = useState(value);
   const timer = useRef(0);
-  useEffect(() => setText(value), [value]);
+  useEffect(() => {
+    if (!timer.current) setText(value);  // what is being typed is newer
+  }, [value]);
+  useEffect(() => () => clearTimeout(timer.current), []);
   function typed(event) {
     const next = event.target.value;
     setText(next);
     clearTimeout(timer.current);
-    timer.current = setTimeout(() => onChange(next), 300);
+    timer.current = setTimeout(() => {
+      timer.current = 0;
+      onChange(next);
+    }, 300);
   }
   return html`<${Field} label=${label} wide=${wide}><input type=${type} step="any" value=${text} placeholder=${placeholder} onInput=${typed} /><//>`;
 }
