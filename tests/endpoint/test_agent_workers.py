@@ -11,11 +11,13 @@ from typing import Any
 import openai
 import psutil
 import pytest
+import warm
 from agent_parts import agent_config, check_tokens, scripted
 
+import turnwise
 from turnwise.rollout.proxy import AgentProxy, RolloutError
 from turnwise.testing.tiny import tiny_tokenizer
-from turnwise.types import Episode, Status
+from turnwise.types import Episode, Status, Task
 
 SOLVE = '''
 import os
@@ -84,10 +86,35 @@ def test_worker_processes_run_programs_and_end_with_their_environments(program: 
 def test_a_worker_that_dies_costs_nothing_but_time(
     program: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from turnwise.endpoint import server
+    from turnwise.endpoint import env
 
-    monkeypatch.setattr(server, "LEASE", 6.0)
+    monkeypatch.setattr(env, "LEASE", 6.0)
     episodes = play(f"{program}:dies_once", groups=3, options={"workers": 1})
+    assert [episode.error for episode in episodes] == [None] * 3
+    assert [episode.reward for episode in episodes] == [1.0] * 3
+
+
+def test_an_endpoint_that_dies_costs_nothing_but_time(tmp_path: Path) -> None:
+    """Another takes its place at the same address, and the episodes are played again."""
+    mark = tmp_path / "died"
+
+    def kills_it_once(task: Task, client: Any) -> float:
+        question = {"role": "user", "content": "Hi"}
+        client.chat.completions.create(model="policy", messages=[question])
+        try:
+            mark.touch(exist_ok=False)
+        except FileExistsError:
+            return 1.0
+        guards = [
+            child
+            for child in psutil.Process().children()
+            if "turnwise.endpoint.process" in child.cmdline()
+        ]
+        for process in [one for guard in guards for one in guard.children()]:
+            process.kill()
+        return 0.0
+
+    episodes = play(turnwise.agent(kills_it_once), groups=3)
     assert [episode.error for episode in episodes] == [None] * 3
     assert [episode.reward for episode in episodes] == [1.0] * 3
 
@@ -169,7 +196,7 @@ def test_serve_answers_openai_clients(tmp_path: Path) -> None:
     tiny_model().save_pretrained(tmp_path / "model")
     tokenizer.save_pretrained(tmp_path / "model")
     server = subprocess.Popen(
-        [sys.executable, "-m", "turnwise", "serve", str(tmp_path / "model"), "--port", "0"],
+        [*warm.turnwise(), "serve", str(tmp_path / "model"), "--port", "0"],
         stdout=subprocess.PIPE,
         text=True,
     )

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import http.client
 import json
 import threading
 import urllib.error
@@ -354,6 +355,18 @@ def makes_mistakes(client: Any) -> float:
             urllib.request.urlopen(request)
         assert told.value.code == 400
         assert json.loads(told.value.read())["error"]["message"]
+    where = urlsplit(base)
+    for method, page, size, status in (
+        ("POST", "chat/completions", 50_000_000, 413),
+        ("GET", "chat/completions", 0, 405),
+        ("POST", "embeddings", 0, 404),
+    ):
+        connection = http.client.HTTPConnection(str(where.hostname), where.port, timeout=600)
+        connection.request(method, where.path + page, headers={"Content-Length": str(size)})
+        refused = connection.getresponse()
+        assert refused.status == status
+        assert json.loads(refused.read())["error"]["message"]
+        connection.close()
     stranger = openai.OpenAI(base_url=base.replace("/e/", "/e/no"), api_key="x")
     with pytest.raises(openai.AuthenticationError, match="no episode has this token"):
         chat(stranger, [USER])

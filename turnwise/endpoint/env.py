@@ -1,21 +1,24 @@
 """Programs that call the model, as environments."""
 
-import asyncio
 import itertools
 import logging
 import os
 import subprocess
 import threading
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from random import Random
-from typing import Any, TypeVar
+from typing import Any
 
-from turnwise.endpoint.episode import AgentEpisode, Said
-from turnwise.endpoint.server import Endpoint, shared_endpoint
+from turnwise.endpoint.beside import (
+    EndpointProcess,
+    read_observation,
+    read_result,
+    shared_endpoint,
+)
 from turnwise.endpoint.worker import COMMAND, TOKEN, Worker
-from turnwise.envs.base import EnvError, Hint
+from turnwise.envs.base import Hint
 from turnwise.envs.data_rows import RowSplits, load_rows
 from turnwise.envs.tools.sample import random_reply
 from turnwise.procs.channel import child_command, stop
@@ -23,10 +26,11 @@ from turnwise.types import Json, Message, Observation, StepResult, Task
 from turnwise.user_code import is_only_here, load_object, name_of
 
 logger = logging.getLogger(__name__)
-T = TypeVar("T")
 SLOTS = 64
 """Programs that a worker runs at once."""
-_COUNT = itertools.count()
+LEASE = 30.0
+"""Seconds without a sign of life after which the worker of an episode counts as lost."""
+_COUNT, _ENVS = itertools.count(), itertools.count()
 
 
 class AgentEnv:
@@ -75,7 +79,9 @@ class AgentEnv:
         self._ignore = frozenset(ignore)
         self._patience, self._unfinished = patience, unfinished_reward
         self._staff = _join_staff(program, workers=workers, slots=slots, listen=listen)
-        self._episode: AgentEpisode | None = None
+        self._id = next(_ENVS)
+        self._wants_logprobs = False
+        """True if the program wants the log-probs of its next reply."""
         self._offered = False
         """True if this episode's program has offered tools."""
         self._closed = False
@@ -85,16 +91,43 @@ class AgentEnv:
         return Task(id=f"{self._name}/{split}/{seed}", seed=seed, payload=payload, split=split)
 
     def submit_reset(self, task: Task, noise_seed: int) -> Future[Observation]:
-        return self._submit(self._reset(task))
+        self._staff.mend()
+        self._offered = False
+        roles = None if self._roles is None else sorted(self._roles)
+
+        def read(data: Json) -> Observation:
+            self._wants_logprobs = data["logprobs"]
+            return read_observation(data)
+
+        return self._staff.endpoint.call(
+            "reset",
+            self._id,
+            read,
+            task=task.to_json(),
+            roles=roles,
+            ignore=sorted(self._ignore),
+            queue=self._staff.queue,
+            lease=LEASE,
+        )
 
     def submit_step(self, message: Message, said: Any) -> Future[StepResult]:
-        return self._submit(self._step(message, said))
+        known = {} if said is None else _said(said, logprobs=self._wants_logprobs)
+        return self._staff.endpoint.call(
+            "step", self._id, self._read_result, text=message.content, said=known
+        )
 
     def submit_finish(self, why: str = "turns") -> Future[StepResult]:
-        return self._submit(self._finish(why))
+        return self._staff.endpoint.call(
+            "finish",
+            self._id,
+            self._read_result,
+            why=why,
+            patience=self._patience,
+            otherwise=self._unfinished,
+        )
 
     def submit_end(self) -> Future[None]:
-        return self._submit(self._end())
+        return self._staff.endpoint.call("end", self._id, lambda _: None)
 
     def reset(self, task: Task, noise_seed: int = 0) -> Observation:
         return self.submit_reset(task, noise_seed).result()
@@ -115,53 +148,38 @@ class AgentEnv:
         """A random call of the tools that the program offers, for the random player and warm
         starts. A program that offered tools before and asks without them wants plain words. None
         where it never offered any: nobody knows what the program understands."""
-        ask = None if self._episode is None else self._episode.current
-        if what != "random" or ask is None:
+        if what != "random":
             return None
-        self._offered = self._offered or bool(ask.tools)
-        if not ask.tools:
+        asked = self._staff.endpoint.call("look", self._id, lambda data: data).result()
+        if asked is None:
+            return None
+        tools, messages = asked
+        self._offered = self._offered or bool(tools)
+        if not tools:
             return "done" if self._offered else None
-        messages = [message.to_json() for message in ask.messages]
-        return random_reply(ask.tools, messages, Random(seed))
+        return random_reply(tools, messages, Random(seed))
 
-    async def _reset(self, task: Task) -> Observation:
-        await self._end()
-        self._staff.mend()
-        episode = AgentEpisode(task, trained_roles=self._roles, ignore=self._ignore)
-        self._episode, self._offered = episode, False
-        self._staff.endpoint.open(episode, queue=self._staff.queue)
-        return await episode.opening()
+    def _read_result(self, data: Json) -> StepResult:
+        self._wants_logprobs = data["logprobs"]
+        return read_result(data)
 
-    async def _step(self, message: Message, said: Any) -> StepResult:
-        episode = self._live()
-        episode.answer(message.content, Said() if said is None else said)
-        return await episode.next_turn()
 
-    async def _finish(self, why: str) -> StepResult:
-        reasons = {
-            "turns": ("the limit of turns is reached", "turn_limit"),
-            "length": (
-                "this conversation does not fit into the context of the policy",
-                "context_length_exceeded",
-            ),
-        }
-        text, code = reasons[why]
-        return await self._live().cut(
-            text, code=code, patience=self._patience, otherwise=self._unfinished
-        )
-
-    async def _end(self) -> None:
-        episode, self._episode = self._episode, None
-        if episode is not None:
-            self._staff.endpoint.forget(episode)
-
-    def _live(self) -> AgentEpisode:
-        if self._episode is None:
-            raise EnvError("the agent was stepped before its reset")
-        return self._episode
-
-    def _submit(self, job: Coroutine[Any, Any, T]) -> Future[T]:
-        return asyncio.run_coroutine_threadsafe(job, self._staff.endpoint.loop)
+def _said(known: Any, *, logprobs: bool) -> dict[str, Json]:
+    """The fields of `Said`, from the rollout's record of a reply."""
+    completion = known.completion
+    texts: list[tuple[str, float]] = []
+    if logprobs and known.decode is not None:
+        texts = [
+            (known.decode([token]), logprob)
+            for token, logprob in zip(completion.ids, completion.logprobs, strict=True)
+        ]
+    return {
+        "prompt": len(known.prompt_ids),
+        "restart": known.restart,
+        "completion": len(completion.ids),
+        "finish_reason": completion.finish_reason,
+        "logprobs": texts,
+    }
 
 
 def agent(program: Callable[..., Any]) -> str:
@@ -197,7 +215,9 @@ class _Staff:
     """The workers of one program in this process. All its environments share them; they end with
     the last one."""
 
-    def __init__(self, program: str, *, endpoint: Endpoint, workers: int | str, slots: int) -> None:
+    def __init__(
+        self, program: str, *, endpoint: EndpointProcess, workers: int | str, slots: int
+    ) -> None:
         self.endpoint = endpoint
         self.queue = "agents" if workers == "elsewhere" else f"q{next(_COUNT)}"
         self.members = 0

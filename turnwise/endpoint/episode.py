@@ -5,7 +5,7 @@
 import asyncio
 import secrets
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -15,7 +15,7 @@ from turnwise.endpoint.replies import Reply, read_reply
 from turnwise.envs.base import EnvError
 from turnwise.envs.gate import read_info, read_reward, words
 from turnwise.isolation.processes import WorkerLostError
-from turnwise.types import Call, Completion, Json, Observation, StepResult, Task
+from turnwise.types import Call, FinishReason, Json, Observation, StepResult, Task
 
 MAX_WAITING = 256
 """Requests of one episode that wait for a reply at the same time."""
@@ -60,18 +60,19 @@ class Outcome:
         return cls(rewards=rewards, info=info)
 
 
-NOTHING = Completion(ids=(0,), logprobs=(0.0,), finish_reason="stop")
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Said:
-    """What the episode wants to know of a reply's tokens. The rollout's own record has it; this one
-    is for replies without tokens, of a person or a test."""
+    """What the episode wants to know of a reply's tokens. The defaults are those of a reply without
+    tokens, of a person or a test."""
 
-    completion: Completion = NOTHING
-    prompt_ids: tuple[int, ...] = ()
+    prompt: int = 0
+    """Tokens that were new to the policy before its reply."""
     restart: bool = True
-    decode: Callable[[Sequence[int]], str] | None = None
+    completion: int = 1
+    """Tokens of the reply."""
+    finish_reason: FinishReason = "stop"
+    logprobs: tuple[tuple[str, float], ...] = ()
+    """(text, log-prob) of every token, where the request asks for them."""
 
 
 @dataclass(eq=False, slots=True)
@@ -103,11 +104,22 @@ class AgentEpisode:
 
     The program asks; the rollout takes one request at a time (`next_turn`), and answers it with
     what the policy said (`answer`). Requests that come together are answered one after another.
+
+    Args:
+        lease: seconds without a sign of life after which its worker counts as lost.
     """
 
-    def __init__(self, task: Task, *, trained_roles: frozenset[str] | None, ignore: frozenset[str]):
+    def __init__(
+        self,
+        task: Task,
+        *,
+        trained_roles: frozenset[str] | None,
+        ignore: frozenset[str],
+        lease: float,
+    ) -> None:
         self.token = secrets.token_urlsafe(18)
         self.task = task
+        self.lease = lease
         self.ignore = ignore
         self.over: str | None = None
         """Why no further request is answered."""
@@ -207,39 +219,32 @@ class AgentEpisode:
             info=self._info(pending),
         )
 
-    def answer(self, text: str, said: Any) -> None:
-        """Gives the program what the policy said. `said` is the rollout's record of the tokens."""
+    def answer(self, text: str, said: Said) -> None:
+        """Gives the program what the policy said."""
         pending = self._current
         if pending is None:
             raise EnvError("a reply came, and the program did not ask for one")
         number = len(self._turns)
-        completion = said.completion
         parent = pending.place.parent
         seen = 0 if said.restart or parent is None else self._turns[parent].tokens
-        prompt = seen + len(said.prompt_ids)
+        prompt = seen + said.prompt
         thoughts, content, calls = read_reply(text, pending.ask, turn=number)
-        logprobs: tuple[tuple[str, float], ...] = ()
-        if pending.ask.logprobs and said.decode is not None:
-            logprobs = tuple(
-                (said.decode([token]), logprob)
-                for token, logprob in zip(completion.ids, completion.logprobs, strict=True)
-            )
         reply = Reply(
             id=f"chatcmpl-{self.token[:8]}-{number}",
             content=content,
             thoughts=thoughts,
             calls=calls,
-            finish_reason=completion.finish_reason,
+            finish_reason=said.finish_reason,
             prompt_tokens=prompt,
-            completion_tokens=len(completion.ids),
-            logprobs=logprobs,
+            completion_tokens=said.completion,
+            logprobs=said.logprobs,
         )
         self._turns.append(
             _Turn(
                 pending=pending,
                 role=pending.ask.role,
                 reply=reply,
-                tokens=prompt + len(completion.ids),
+                tokens=prompt + said.completion,
             )
         )
         self._history.said(pending.place, reply.message, number)

@@ -4,21 +4,22 @@
 process."""
 
 import asyncio
-import contextlib
 import hashlib
 import hmac
 import json
+import re
 import secrets
-import threading
-from collections import deque
-from collections.abc import AsyncIterator, Mapping
+import socket
+import time
+from collections import defaultdict
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
-from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
 
 from turnwise.endpoint.asks import Ask, AskError, read_chat, read_responses
 from turnwise.endpoint.episode import AgentEpisode, Outcome, Pending
@@ -33,70 +34,56 @@ from turnwise.endpoint.replies import (
 )
 from turnwise.envs.base import EnvError
 from turnwise.envs.wire import decode
-from turnwise.serve.http import HttpServer, ServeError, listen
+from turnwise.serve.http import HttpServer, ServeError
 from turnwise.types import Json
 
 KEEP_ALIVE = 15.0
 """Seconds between two signs of life in a stream that waits for the policy."""
-LEASE = 30.0
-"""Seconds without a sign of life after which the worker of an episode counts as lost."""
 POLL = 10.0
 """Seconds that a worker waits for the next task in one request."""
 MAX_CONNECTIONS = 8192
 MAX_OVER = 100_000
 """Tokens of episodes that are over which are remembered, to answer late requests rightly."""
 _RETRY = (429, 503)
+_PATH = re.compile(
+    r"(?:/e/(?P<token>[^/]+)(?:/role/(?P<role>[^/]+))?)?"
+    r"/v1/(?P<api>chat/completions|responses|reward|done|models)"
+    r"|/work/(?P<queue>[^/]+)/(?P<work>next|alive)|/(?P<own>health)"
+)
+"""The last group names the page."""
 
 
 class Endpoint:
     """Serves the requests of programs, and hands tasks to the workers that run them.
 
     Args:
-        host, port: where it listens. Beyond this machine a token for workers must be given.
-        work_token: what workers must carry. None: one that only this process and what it starts
-            know.
+        listener: from `turnwise.serve.http.listen`.
+        work_token: what workers must carry.
     """
 
-    def __init__(
-        self, *, host: str = "127.0.0.1", port: int = 0, work_token: str | None = None
-    ) -> None:
-        listener, self.url = listen(host, port, token=work_token)
-        self.work_token = work_token or secrets.token_urlsafe(24)
+    def __init__(self, listener: socket.socket, *, work_token: str) -> None:
+        self._work_token = work_token
         self._episodes: dict[str, AgentEpisode] = {}
         self._over: dict[str, str] = {}
-        self._queues: dict[str, deque[AgentEpisode]] = {}
-        self._work = asyncio.Event()
+        self._queues = defaultdict[str, asyncio.Queue[AgentEpisode]](asyncio.Queue)
         self._seen: dict[str, float] = {}
-        app = Starlette(
-            routes=[
-                Route("/health", self._health),
-                Route("/work/{queue}/next", self._next_task, methods=["POST"]),
-                Route("/work/{queue}/alive", self._alive, methods=["POST"]),
-                *(
-                    Route(f"{prefix}/v1/{path}", handle, methods=[method])
-                    for prefix in ("/e/{token}/role/{role}", "/e/{token}", "")
-                    for path, method, handle in (
-                        ("chat/completions", "POST", self._chat),
-                        ("responses", "POST", self._responses),
-                        ("reward", "POST", self._reward),
-                        ("done", "POST", self._done),
-                        ("models", "GET", self._models),
-                    )
-                ),
-            ],
-            exception_handlers={404: no_such_page, 405: no_such_page},
-        )
+        self._pages: dict[str, tuple[str, Callable[[Request], Awaitable[Response]]]] = {
+            "chat/completions": ("POST", self._chat),
+            "responses": ("POST", self._responses),
+            "reward": ("POST", self._reward),
+            "done": ("POST", self._done),
+            "models": ("GET", self._models),
+            "next": ("POST", self._next_task),
+            "alive": ("POST", self._alive),
+            "health": ("GET", self._health),
+        }
         self._server = HttpServer(
-            app, listener=listener, max_connections=MAX_CONNECTIONS, closing=self._closing
+            self._serve, listener=listener, max_connections=MAX_CONNECTIONS, closing=self._closing
         )
         self._server.start()
         assert self._server.loop is not None
         self.loop = self._server.loop
         self._watch = asyncio.run_coroutine_threadsafe(self._watch_leases(), self.loop)
-
-    def base_url(self, token: str) -> str:
-        """What an OpenAI client takes as its base URL."""
-        return f"{self.url}/e/{token}/v1"
 
     def close(self) -> None:
         self._watch.cancel()
@@ -107,8 +94,7 @@ class Endpoint:
     def open(self, episode: AgentEpisode, *, queue: str) -> None:
         """Makes an episode known, and its task one that a worker of the queue may take."""
         self._episodes[episode.token] = episode
-        self._queues.setdefault(queue, deque()).append(episode)
-        self._work.set()
+        self._queues[queue].put_nowait(episode)
 
     def forget(self, episode: AgentEpisode) -> None:
         """The episode is over for the rollout. Late requests are told so."""
@@ -126,17 +112,30 @@ class Endpoint:
     async def _watch_leases(self) -> None:
         while True:
             await asyncio.sleep(1.0)
-            now = self.loop.time()
+            now = time.monotonic()
             for token, seen in list(self._seen.items()):
                 episode = self._episodes.get(token)
                 if episode is None:
                     self._seen.pop(token, None)
-                elif now - seen > LEASE and not episode.outcome.done():
+                elif now - seen > episode.lease and not episode.outcome.done():
                     self._seen.pop(token, None)
-                    error = f"the worker of this episode gave no sign of life for {LEASE:g} s"
+                    silent = f"{episode.lease:g} s"
+                    error = f"the worker of this episode gave no sign of life for {silent}"
                     episode.end(Outcome(error=error, lost=True))
 
     # Requests.
+
+    async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answers a request: few pages and many requests, so one expression is the router."""
+        request = Request(scope, receive)
+        found = _PATH.fullmatch(scope["path"])
+        method, page = self._pages[found[str(found.lastgroup)]] if found else ("", None)
+        if found and page is not None and method == scope["method"]:
+            scope["path_params"] = found.groupdict()
+            response = await page(request)
+        else:
+            response = await no_such_page(request, HTTPException(405 if found else 404))
+        await response(scope, receive, send)
 
     async def _chat(self, request: Request) -> Response:
         return await self._answer(request, chat=True)
@@ -167,7 +166,7 @@ class Endpoint:
                 media_type="text/event-stream",
                 headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"},
             )
-        gone = asyncio.ensure_future(_gone(request))
+        gone = asyncio.create_task(_gone(request))
         try:
             await asyncio.wait({pending.answer, gone}, return_when=asyncio.FIRST_COMPLETED)
             if not pending.answer.done():
@@ -235,7 +234,7 @@ class Endpoint:
         episode = self._episodes.get(token)
         if episode is not None:
             if token in self._seen:
-                self._seen[token] = self.loop.time()
+                self._seen[token] = time.monotonic()
             return episode
         if token in self._over:
             why = self._over[token]
@@ -252,26 +251,25 @@ class Endpoint:
         refused = self._refuse_worker(request)
         if refused is not None:
             return refused
-        queue = self._queues.setdefault(request.path_params["queue"], deque())
-        deadline = self.loop.time() + POLL
+        queue = self._queues[request.path_params["queue"]]
+        deadline = time.monotonic() + POLL
         while True:
-            while queue:
-                episode = queue.popleft()
-                if episode.over is None and not episode.outcome.done():
-                    self._seen[episode.token] = self.loop.time()
-                    return JSONResponse(
-                        {
-                            "token": episode.token,
-                            "task": episode.task.to_json(),
-                            "base_url": f"{_asked_url(request)}/e/{episode.token}/v1",
-                        }
-                    )
-            left = deadline - self.loop.time()
+            left = deadline - time.monotonic()
             if left <= 0 or await request.is_disconnected():
                 return JSONResponse({})
-            self._work.clear()
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._work.wait(), min(left, 1.0))
+            try:
+                episode = await asyncio.wait_for(queue.get(), min(left, 1.0))
+            except TimeoutError:
+                continue
+            if episode.over is None and not episode.outcome.done():
+                self._seen[episode.token] = time.monotonic()
+                return JSONResponse(
+                    {
+                        "token": episode.token,
+                        "task": episode.task.to_json(),
+                        "base_url": f"{_asked_url(request)}/e/{episode.token}/v1",
+                    }
+                )
 
     async def _alive(self, request: Request) -> Response:
         refused = self._refuse_worker(request)
@@ -291,26 +289,14 @@ class Endpoint:
             if episode is None or episode.over is not None:
                 over.append(token)
             elif token in self._seen:
-                self._seen[token] = self.loop.time()
+                self._seen[token] = time.monotonic()
         return JSONResponse({"over": over})
 
     def _refuse_worker(self, request: Request) -> Response | None:
         given = request.headers.get("authorization") or ""
-        if hmac.compare_digest(given.encode(), f"Bearer {self.work_token}".encode()):
+        if hmac.compare_digest(given.encode(), f"Bearer {self._work_token}".encode()):
             return None
         return refusal(AskError("workers carry the token of the endpoint", status=401))
-
-
-_shared: dict[tuple[str, int], Endpoint] = {}
-_sharing = threading.Lock()
-
-
-def shared_endpoint(host: str = "127.0.0.1", port: int = 0, token: str | None = None) -> Endpoint:
-    """The endpoint of this process at this address, started when it is first wanted."""
-    with _sharing:
-        if (host, port) not in _shared:
-            _shared[host, port] = Endpoint(host=host, port=port, work_token=token)
-        return _shared[host, port]
 
 
 async def _gone(request: Request) -> None:

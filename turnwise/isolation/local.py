@@ -5,7 +5,7 @@ import itertools
 import logging
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
-from typing import TypeVar
+from typing import TypeVar, cast
 
 from turnwise.config.schema import RolloutConfig
 from turnwise.envs.base import (
@@ -21,6 +21,7 @@ from turnwise.envs.base import (
     is_shared,
 )
 from turnwise.envs.gate import admit_observation, admit_result, ask, json_safe
+from turnwise.procs.deadlines import Deadlines
 from turnwise.procs.threads import DaemonThreads, SideThread
 from turnwise.types import Json, Message, Observation, StepResult, Task
 
@@ -50,9 +51,8 @@ class LocalHandle:
         limit = self._pool.config.reset_timeout
         if self._tag in self._pool.waiting:
             env = self._env = self._env or self._pool.take(self._tag)
-            assert isinstance(env, WaitingEnv)
-            job = env.submit_reset(task, noise_seed)
-            return admit_observation(await self._wait(job, "reset", limit), name=self._tag)
+            job = cast(WaitingEnv, env).submit_reset(task, noise_seed)
+            return admit_observation(await self._wait(job, "reset"), name=self._tag)
         waited = 0.0
         while True:
             try:
@@ -72,8 +72,7 @@ class LocalHandle:
     async def step(self, message: Message, said: object = None) -> StepResult:
         env = self._live()
         if self._tag in self._pool.waiting:
-            assert isinstance(env, WaitingEnv)
-            job = env.submit_step(message, said)
+            job = cast(WaitingEnv, env).submit_step(message, said)
             return admit_result(await self._wait(job, "step"), name=self._tag)
         return await self._call(
             lambda: admit_result(env.step(message), name=self._tag),
@@ -84,8 +83,8 @@ class LocalHandle:
     async def finish(self, why: Cut = "turns") -> StepResult:
         env = self._live()
         if self._tag in self._pool.waiting:
-            assert isinstance(env, WaitingEnv)
-            return admit_result(await self._wait(env.submit_finish(why), "finish"), name=self._tag)
+            job = cast(WaitingEnv, env).submit_finish(why)
+            return admit_result(await self._wait(job, "finish"), name=self._tag)
         return await self._call(
             lambda: admit_result(env.finish(), name=self._tag),
             self._pool.config.step_timeout,
@@ -108,8 +107,7 @@ class LocalHandle:
     async def close(self) -> None:
         env, self._env = self._env, None
         if env is not None and self._tag in self._pool.waiting:
-            assert isinstance(env, WaitingEnv)
-            await self._wait(env.submit_end(), "close")
+            await self._wait(cast(WaitingEnv, env).submit_end(), "close")
         if env is not None and is_shared(env):  # other episodes need its session
             await self._pool.call(env.close, self._pool.config.step_timeout, "close")
         if env is not None and self._sound:
@@ -124,11 +122,14 @@ class LocalHandle:
             self._sound = False
             raise
 
-    async def _wait(self, job: Future[T], what: str, limit: float | None = None) -> T:
+    async def _wait(self, job: Future[T], what: str) -> T:
         """What the job returns, waited for without a thread."""
-        limit = self._pool.config.step_timeout if limit is None else limit
+        pool = self._pool
+        resets = what == "reset"
+        limit = pool.config.reset_timeout if resets else pool.config.step_timeout
         try:
-            return await asyncio.wait_for(asyncio.wrap_future(job), limit)
+            deadlines = pool.reset_deadlines if resets else pool.step_deadlines
+            return await deadlines.wait(asyncio.wrap_future(job))
         except TimeoutError:
             self._sound = False
             raise EnvTimeoutError(f"{what} took longer than {limit:g} s") from None
@@ -165,6 +166,8 @@ class LocalPool:
     ) -> None:
         self.config = config
         self.waiting = waiting
+        self.reset_deadlines = Deadlines(config.reset_timeout)
+        self.step_deadlines = Deadlines(config.step_timeout)
         self.measured: dict[str, float] = {}
         self._factories = factories
         self._executor = DaemonThreads(threads, NAME) if threads else None
@@ -222,13 +225,18 @@ class LocalPool:
 
         job = self._executor.submit(run)
         answer = asyncio.wrap_future(job)
-        await started  # the limit counts from the start of the call
-        await asyncio.wait((answer,), timeout=limit)
-        if answer.done():
-            return answer.result()
-        self._executor.replace(job)
-        answer.cancel()
-        raise EnvTimeoutError(f"{what} took longer than {limit:g} s")
+        try:
+            await started  # the limit counts from the start of the call
+            await asyncio.wait((answer,), timeout=limit)
+        finally:
+            # It took too long, or the episode was given up: its thread may never be free again.
+            if not answer.done():
+                if not job.cancel():
+                    self._executor.replace(job)
+                answer.cancel()
+        if answer.cancelled():
+            raise EnvTimeoutError(f"{what} took longer than {limit:g} s")
+        return answer.result()
 
     def _call_inline(self, function: Callable[[], T], limit: float, what: str) -> T:
         if self._trusted and what != "reset":  # a reset may look for a map that does not exist

@@ -5,15 +5,18 @@ import socket
 import struct
 import subprocess
 import sys
+from collections.abc import Sequence
 
-_HEADER = struct.Struct("!I")
+HEADER = struct.Struct("!I")
 MAX_FRAME = 256 * 1024 * 1024
 STOP_SECONDS = 20.0
 
 
-def start_beside(module: str, *arguments: str) -> tuple["subprocess.Popen[bytes]", socket.socket]:
+def start_beside(
+    module: str, *arguments: str, sockets: Sequence[socket.socket] = ()
+) -> tuple["subprocess.Popen[bytes]", socket.socket]:
     """(a process that runs MODULE.main([FD, *ARGUMENTS]), our end of a socket whose other end is
-    its descriptor FD).
+    its descriptor FD). It also gets `sockets`, under the descriptors that they have here.
 
     It ends with this process, and its own children end with it (procs/child.py). It has no access
     to our standard input and output, and its libraries use one thread.
@@ -21,7 +24,7 @@ def start_beside(module: str, *arguments: str) -> tuple["subprocess.Popen[bytes]
     ours, theirs = socket.socketpair()
     process = subprocess.Popen(
         child_command(module, str(theirs.fileno()), *arguments),
-        pass_fds=[theirs.fileno()],
+        pass_fds=[theirs.fileno(), *(other.fileno() for other in sockets)],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         process_group=0,
@@ -46,16 +49,21 @@ def stop(process: "subprocess.Popen[bytes]") -> None:
         process.wait()
 
 
+def frame(data: bytes) -> bytes:
+    """The data with its length before it."""
+    return HEADER.pack(len(data)) + data
+
+
 def send_frame(sock: socket.socket, data: bytes) -> None:
-    sock.sendall(_HEADER.pack(len(data)) + data)
+    sock.sendall(frame(data))
 
 
 def receive_frame(sock: socket.socket) -> bytes | None:
     """One frame, or None if the other side has closed."""
-    header = _receive_exactly(sock, _HEADER.size)
+    header = _receive_exactly(sock, HEADER.size)
     if header is None:
         return None
-    (size,) = _HEADER.unpack(header)
+    (size,) = HEADER.unpack(header)
     if size > MAX_FRAME:
         raise ValueError(f"a frame of {size} bytes is over the limit of {MAX_FRAME}")
     return _receive_exactly(sock, size)

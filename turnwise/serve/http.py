@@ -18,6 +18,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
+from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from turnwise.envs.wire import decode, encode
@@ -60,7 +61,7 @@ class HttpServer:
 
     def __init__(
         self,
-        app: Starlette,
+        app: ASGIApp,
         *,
         listener: socket.socket,
         max_connections: int,
@@ -74,6 +75,7 @@ class HttpServer:
         config = uvicorn.Config(
             app,
             http=type("Connection", (_Connection,), limit),
+            interface="asgi3",
             ws="none",
             lifespan="off",
             loop="asyncio",

@@ -1,0 +1,136 @@
+"""The trainer's side of the endpoint, which runs in a process of its own
+(turnwise/endpoint/process.py): reading HTTP takes several times as long as everything else that a
+rollout does for a turn, and would hold up the generator."""
+
+import contextlib
+import itertools
+import logging
+import secrets
+import socket
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any, TypeVar
+
+from turnwise.envs.base import EnvError
+from turnwise.envs.wire import decode, encode
+from turnwise.isolation.processes import WorkerLostError
+from turnwise.procs.channel import HEADER, send_frame, start_beside
+from turnwise.serve.http import listen
+from turnwise.types import Call, Json, Message, Observation, StepResult
+
+logger = logging.getLogger(__name__)
+T = TypeVar("T")
+
+
+class EndpointProcess:
+    """The endpoint in a process that ends with this one. One that dies loses its episodes; another
+    takes its place, at the same address.
+
+    Args:
+        host, port: where it listens. Beyond this machine a token for workers must be given.
+        token: what workers must carry. None: one that only this process and what it starts know.
+    """
+
+    def __init__(self, host: str = "127.0.0.1", port: int = 0, token: str | None = None) -> None:
+        self._listener, self.url = listen(host, port, token=token)
+        self.work_token = token or secrets.token_urlsafe(24)
+        self._numbers = itertools.count()
+        self._lock = threading.Lock()
+        self._channel: socket.socket | None = None
+        self._waiting: dict[int, tuple[Future[Any], Callable[[Json], Any]]] = {}
+
+    def call(self, op: str, env: int, read: Callable[[Json], T], **fields: Json) -> Future[T]:
+        """What the endpoint answers to a request for an environment, as `read` reads it."""
+        future: Future[T] = Future()
+        with self._lock:
+            if self._channel is None:
+                self._channel = self._start()
+            number = next(self._numbers)
+            self._waiting[number] = future, read
+            with contextlib.suppress(OSError):  # it has died: `_listen` tells those who wait
+                send_frame(self._channel, encode({"id": number, "op": op, "env": env, **fields}))
+        return future
+
+    def _start(self) -> socket.socket:
+        self._process, channel = start_beside(
+            "turnwise.endpoint.process", str(self._listener.fileno()), sockets=[self._listener]
+        )
+        send_frame(channel, self.work_token.encode())
+        threading.Thread(
+            target=self._listen, args=(channel,), name="turnwise-endpoint", daemon=True
+        ).start()
+        return channel
+
+    def _listen(self, channel: socket.socket) -> None:
+        with channel, channel.makefile("rb", 1 << 16) as stream:
+            while len(header := stream.read(HEADER.size)) == HEADER.size:
+                data = stream.read(HEADER.unpack(header)[0])
+                answer = decode(data)
+                with self._lock:
+                    future, read = self._waiting.pop(answer["id"])
+                if future.set_running_or_notify_cancel():
+                    _settle(future, read, answer)
+        with self._lock:
+            self._channel = None
+            waiting, self._waiting = self._waiting, {}
+        for future, _ in waiting.values():
+            if future.set_running_or_notify_cancel():
+                future.set_exception(WorkerLostError("the process of the endpoint died"))
+
+
+def _settle(future: Future[Any], read: Callable[[Json], Any], answer: dict[str, Json]) -> None:
+    if "ok" in answer:
+        future.set_result(read(answer["ok"]))
+        return
+    kind = WorkerLostError if answer["lost"] else EnvError
+    future.set_exception(kind(answer["error"]))
+
+
+def read_observation(data: Json) -> Observation:
+    """The opening of an episode, from its JSON."""
+    return Observation(
+        messages=tuple(map(Message.from_json, data["messages"])),
+        tools=tuple(data["tools"]),
+        info=data["info"],
+        call=_read_call(data["call"]),
+    )
+
+
+def read_result(data: Json) -> StepResult:
+    """The result of a turn, from its JSON."""
+    rewritten = data["rewritten"]
+    return StepResult(
+        messages=tuple(map(Message.from_json, data["messages"])),
+        reward=data["reward"],
+        terminated=data["terminated"],
+        truncated=data["truncated"],
+        action=data["action"],
+        state_key=data["state_key"],
+        info=data["info"],
+        rewritten=None if rewritten is None else Observation.from_json(rewritten),
+        call=_read_call(data["call"]),
+        earlier=dict(data["earlier"]),
+        trained=data["trained"],
+    )
+
+
+def _read_call(data: Json) -> Call | None:
+    if data is None:
+        return None
+    parent, role, max_tokens, stop = data
+    return Call(parent=parent, role=role, max_tokens=max_tokens, stop=tuple(stop))
+
+
+_shared: dict[tuple[str, int], EndpointProcess] = {}
+_sharing = threading.Lock()
+
+
+def shared_endpoint(
+    host: str = "127.0.0.1", port: int = 0, token: str | None = None
+) -> EndpointProcess:
+    """The endpoint of this process at this address, started when it is first wanted."""
+    with _sharing:
+        if (host, port) not in _shared:
+            _shared[host, port] = EndpointProcess(host, port, token)
+        return _shared[host, port]
