@@ -8,7 +8,7 @@ import pytest
 from turnwise.config.schema import Config, EnvConfig, FormatConfig, TrainConfig
 from turnwise.envs.base import BaseEnv
 from turnwise.evaluate.players import RandomPlayer, ScriptedPlayer, play_episodes
-from turnwise.evaluate.replay import replay_episode
+from turnwise.evaluate.replay import replay_episode, replay_episodes
 from turnwise.types import Episode, Message, Status
 
 LAKE = Config(
@@ -43,7 +43,7 @@ def dice(**changes: object) -> Config:
 
 def test_slippery_ice_slips_the_same_way_again() -> None:
     episodes = play_episodes(LAKE, RandomPlayer(), episodes=12)
-    assert [replay_episode(episode, LAKE) for episode in episodes] == [None] * 12
+    assert replay_episodes(episodes, LAKE) == [None] * 12
 
 
 def test_noise_comes_from_the_noise_seed() -> None:
@@ -51,7 +51,7 @@ def test_noise_comes_from_the_noise_seed() -> None:
     episodes = play_episodes(config, RandomPlayer(), episodes=6)
     assert len({episode.reward for episode in episodes}) > 1
     assert {episode.status for episode in episodes} <= {Status.COMPLETED, Status.TRUNCATED_TURNS}
-    assert [replay_episode(episode, config) for episode in episodes] == [None] * 6
+    assert replay_episodes(episodes, config) == [None] * 6
     other = replace(episodes[0], noise_seed=episodes[0].noise_seed + 1)
     found = replay_episode(other, config)
     assert found is not None

@@ -13,7 +13,7 @@ from turnwise.envs.registry import find_env, list_envs
 from turnwise.envs.text_turns import TextTurns
 from turnwise.evaluate.check_env import check_env
 from turnwise.evaluate.players import ScriptedPlayer, Situation, play_episodes
-from turnwise.evaluate.replay import read_episodes, replay_episode
+from turnwise.evaluate.replay import read_episodes, replay_episodes
 from turnwise.serve.server import EnvServer
 
 BEHIND_DOORS = {
@@ -103,9 +103,7 @@ def test_stored_episodes_replay_exactly(name: str, served: str, tmp_path: Path) 
     stored = read_episodes(file)
     assert stored == episodes
     assert not [episode.error for episode in stored if episode.status.failed]
-    assert [
-        str(found) for found in (replay_episode(episode, config) for episode in stored) if found
-    ] == []
+    assert [str(found) for found in replay_episodes(stored, config) if found] == []
 
 
 @pytest.mark.parametrize("name", [spec.name for spec in list_envs()])

@@ -32,7 +32,7 @@ def replay(
 ) -> None:
     """Replay stored episodes: exit status 0 if observations and rewards match, else 1 and the first
     difference."""
-    from turnwise.evaluate.replay import read_episodes, replay_episode
+    from turnwise.evaluate.replay import read_episodes, replay_episodes
     from turnwise.log.records import RunDirectoryError
 
     if not file.is_file():
@@ -51,8 +51,11 @@ def replay(
         fail(
             f"{file} has {len(episodes)} episodes, none with id {episode!r}; the first are {known}"
         )
-    different = 0
-    for one in chosen:
+    try:
+        differences = replay_episodes(chosen, settings, factories=factories)
+    except ValueError as error:
+        fail(str(error))
+    for one, difference in zip(chosen, differences, strict=True):
         if show:
             for message in one.prompt:
                 print(f"[{message.role}] {message.content}")
@@ -60,19 +63,14 @@ def replay(
                 print(f"[assistant] {turn.text}\n  reward {turn.reward:g}, action {turn.action!r}")
                 for message in turn.messages:
                     print(f"[{message.role}] {message.content}")
-        try:
-            difference = replay_episode(one, settings, factory=factories.get(one.tag))
-        except ValueError as error:
-            fail(str(error))
         if difference is not None:
-            different += 1
             print(f"DIFFERENT  {difference}")
-    same = len(chosen) - different
+    same = differences.count(None)
     print(
         f"{same} of {len(chosen)} episodes gave the same result, "
         f"{sum(len(one.turns) for one in chosen)} turns in all"
     )
-    if different:
+    if same < len(chosen):
         raise typer.Exit(1)
 
 

@@ -1,7 +1,7 @@
-"""Replays a stored episode from task, noise seed and recorded replies, and reports the first
-difference."""
+"""Replays stored episodes from task, noise seed and recorded replies, and reports the first
+difference of each."""
 
-from collections.abc import Generator
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -40,30 +40,30 @@ class Difference:
 
 
 class RecordedSpeaker:
-    """Replies with the recorded tokens."""
+    """Replies with the recorded tokens. The plan's env_id is the episode's place."""
 
-    def __init__(self, episode: Episode) -> None:
-        self._episode = episode
+    def __init__(self, episodes: Sequence[Episode]) -> None:
+        self._episodes = episodes
 
     def open(self, agent: Agent) -> None:
         """Nothing to prepare."""
 
     async def reply(self, agent: Agent) -> EnvInput:
-        turns, index = self._episode.turns, len(agent.turns)
-        if index == len(turns):
+        episode, index = self._episodes[agent.plan.env_id], len(agent.turns)
+        if index == len(episode.turns):
             raise GeneratorError("no further reply is recorded")
-        turn, last = turns[index], index == len(turns) - 1
+        turn, last = episode.turns[index], index == len(episode.turns) - 1
         return EnvInput(
             env_id=agent.plan.env_id,
             text=turn.text,
             completion=turn.completion,
             prompt_ids=turn.prompt_ids,
             restart=turn.restart,
-            context_full=last and self._episode.status is Status.TRUNCATED_LENGTH,
+            context_full=last and episode.status is Status.TRUNCATED_LENGTH,
         )
 
     def final_ids(self, agent: Agent) -> tuple[int, ...]:
-        return self._episode.final_ids
+        return self._episodes[agent.plan.env_id].final_ids
 
     async def close(self, agent: Agent) -> None:
         """Nothing to release."""
@@ -72,49 +72,77 @@ class RecordedSpeaker:
 def replay_episode(
     episode: Episode, config: Config, *, factory: EnvFactory | None = None
 ) -> Difference | None:
-    """None if environment and agent reproduce the record, otherwise the first difference.
+    """None if environment and agent reproduce the record, otherwise the first difference."""
+    factories = {} if factory is None else {episode.tag: factory}
+    return replay_episodes([episode], config, factories=factories)[0]
+
+
+def replay_episodes(
+    episodes: Sequence[Episode],
+    config: Config,
+    *,
+    factories: Mapping[str, EnvFactory] | None = None,
+) -> list[Difference | None]:
+    """For each episode, None if environment and agent reproduce the record, otherwise the first
+    difference.
 
     The model is not used: its recorded replies are played. The turns before a failure are replayed;
     the failure is not.
+
+    Raises:
+        ValueError: the config does not know an episode's environment.
     """
-    tags = {**env_configs(config, config.rollout.train), **env_configs(config, config.rollout.val)}
-    if factory is None and episode.tag not in tags:
-        raise ValueError(
-            f"episode {episode.id} was played in {episode.tag!r}, and the config knows only "
-            f"{', '.join(tags)}; give "
-            "the config that it was played with"
-        )
-    again = _play_again(episode, config, tags.get(episode.tag, config.env), factory)
-    found = next(_differences(episode, again), None)
-    return None if found is None else found.of(episode)
+    given = dict(factories or {})
+    known = {**env_configs(config, config.rollout.train), **env_configs(config, config.rollout.val)}
+    for episode in episodes:
+        if episode.tag not in given and episode.tag not in known:
+            raise ValueError(
+                f"episode {episode.id} was played in {episode.tag!r}, and the config knows only "
+                f"{', '.join(known)}; give the config that it was played with"
+            )
+    envs = {episode.tag: known.get(episode.tag, config.env) for episode in episodes}
+    found: list[Difference | None] = []
+    for recorded, again in zip(
+        episodes, _play_again(episodes, config, envs=envs, factories=given), strict=True
+    ):
+        first = next(_differences(recorded, again), None)
+        found.append(None if first is None else first.of(recorded))
+    return found
 
 
 def _play_again(
-    episode: Episode, config: Config, env: EnvConfig, factory: EnvFactory | None
-) -> Episode:
-    """Plays the recorded replies in a new environment, with the usual time limits and without
+    episodes: Sequence[Episode],
+    config: Config,
+    *,
+    envs: Mapping[str, EnvConfig],
+    factories: Mapping[str, EnvFactory],
+) -> list[Episode]:
+    """Plays the recorded replies in new environments, with the usual time limits and without
     retries."""
-    groups = config.rollout.train.model_copy(update={"tags": (episode.tag,), "n_groups": ()})
+    groups = config.rollout.train.model_copy(update={"tags": tuple(envs), "n_groups": ()})
     rollout = config.rollout.model_copy(update={"train": groups, "retries": 0})
-    config = config.model_copy(
-        update={"rollout": rollout, "envs": {**config.envs, episode.tag: env}}
-    )
-    factories = None if factory is None else {episode.tag: factory}
-    proxy = AgentProxy(config, factories=factories, speaker=RecordedSpeaker(episode))
+    config = config.model_copy(update={"rollout": rollout, "envs": {**config.envs, **envs}})
+    needed = {tag: factory for tag, factory in factories.items() if tag in envs}
+    proxy = AgentProxy(config, factories=needed or None, speaker=RecordedSpeaker(episodes))
     try:
-        plan = EpisodePlan(
-            env_id=0,
-            group_id=episode.group_id,
-            index=episode.index,
-            tag=episode.tag,
-            task=episode.task,
-            seed=episode.seed,
-            noise_seed=episode.noise_seed,
-            episode_id=episode.id,
-            max_turn=turn_limit(config, env, proxy.env_state.probes[episode.tag]),
-        )
-        (again,) = proxy.play_these([plan])
-        return again
+        limits = {
+            tag: turn_limit(config, env, proxy.env_state.probes[tag]) for tag, env in envs.items()
+        }
+        plans = [
+            EpisodePlan(
+                env_id=place,
+                group_id=episode.group_id,
+                index=episode.index,
+                tag=episode.tag,
+                task=episode.task,
+                seed=episode.seed,
+                noise_seed=episode.noise_seed,
+                episode_id=episode.id,
+                max_turn=limits[episode.tag],
+            )
+            for place, episode in enumerate(episodes)
+        ]
+        return proxy.play_these(plans)
     finally:
         proxy.close()
 
