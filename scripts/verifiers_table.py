@@ -72,11 +72,27 @@ REPLIES: dict[str, tuple[tuple[str, str], ...]] = {
     "code_golf": (("sum of", "```python\nprint(5050)\n```"),),
     "tool_test": (("tool_A", CALL % ("tool_A", '{"x": 1}')),),
     "wordle": (("", "[mills] <guess>[mills]</guess>"),),
+    "wiki_search": (
+        ("wiki_search_pages", CALL % ("wiki_search_pages", '{"query": "mill"}')),
+        ("How many stones?", CALL % ("search_pages", '{"query": "mill"}')),
+    ),
 }
 """By environment: what to say where the last message holds a text; "ok" otherwise."""
 SCRIPTED = ("proposer_solver",)
 """Environments whose episode fails on the noise of a random model: trained on the replies above."""
 HARNESS = {"bash_interception": "bash"}
+SERVERS = ("wiki_search",)
+"""Packages of 0.4 whose tool servers, processes of their own, need the stand-ins too."""
+AT_START = f"""
+import importlib.util
+spec = importlib.util.spec_from_file_location("verifiers_table", {__file__!r})
+table = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(table)
+offline = table.Offline()
+offline.stand_in_rows()
+offline.stand_in_embeddings()
+"""
+"""What Python runs when such a server starts."""
 ARGUMENTS: dict[str, Callable[[str], dict[str, Any]]] = {
     "self_reward": lambda judge: {"base_url": judge},
     "toxicity_explanation": lambda judge: {"judge_base_url": judge},
@@ -157,6 +173,17 @@ class Offline:
 
         Runtime.prepare_uv_script = prepare_uv_script
 
+    def stand_in_embeddings(self) -> None:
+        """Puts the letters of a text in the place of chromadb's embedding of it."""
+        from chromadb.api.types import DefaultEmbeddingFunction
+
+        def embed(self: Any, input: list[str]) -> list[Any]:
+            import numpy as np
+
+            return [np.asarray(letters(text), dtype=np.float32) for text in input]
+
+        DefaultEmbeddingFunction.__call__ = embed
+
     def stand_in_words(self) -> None:
         """Puts a short word list in the place of nltk's, where nltk is installed."""
         try:
@@ -176,17 +203,27 @@ class Offline:
         nltk.corpus.words = words
 
     def stand_in_judge(self) -> str:
-        """The address of a judge that grades everything alike."""
+        """The address of a judge that grades everything alike, and embeds texts."""
         used = self.used
 
         class Judge(BaseHTTPRequestHandler):
             def do_POST(self) -> None:
+                asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                if self.path.endswith("/embeddings"):
+                    used.add("embeddings")
+                    rows = [
+                        {"object": "embedding", "index": index, "embedding": letters(text)}
+                        for index, text in enumerate(asked["input"])
+                    ]
+                    return self.answer({"object": "list", "data": rows})
                 used.add("judge")
                 said = {"role": "assistant", "content": "<grade>B</grade> 0.5 yes"}
                 choice = {"index": 0, "message": said, "finish_reason": "stop"}
                 answer: dict[str, Any] = {"id": "1", "object": "chat.completion", "created": 0}
-                self.rfile.read(int(self.headers["Content-Length"]))
-                body = json.dumps({**answer, "model": "judge", "choices": [choice]}).encode()
+                return self.answer({**answer, "choices": [choice]})
+
+            def answer(self, found: dict[str, Any]) -> None:
+                body = json.dumps({**found, "model": "judge"}).encode()
                 self.send_response(200)
                 self.send_header("Content-Type", "application/json")
                 self.send_header("Content-Length", str(len(body)))
@@ -201,6 +238,11 @@ class Offline:
         url = f"http://127.0.0.1:{server.server_address[1]}/v1"
         os.environ |= {"PRIME_INFERENCE_URL": url, "OPENAI_API_KEY": "none"}
         return url
+
+
+def letters(text: str) -> list[float]:
+    """How often each letter stands in a text: a stand-in for an embedding."""
+    return [float(text.lower().count(chr(97 + letter))) for letter in range(26)]
 
 
 class _Swallowed(logging.Handler):
@@ -331,10 +373,12 @@ def run_one(name: str, kind: str) -> dict[str, str]:
         offline.stand_in_rows()
         offline.stand_in_words()
         from turnwise.envs.base import EnvError
+        from turnwise.integrations.trl.rewards import lacks_reward
         from turnwise.integrations.trl.sources import make_source
 
         if kind == "new":
             offline.watch_uv()
+            offline.used |= {"embeddings"} if name in SERVERS else set()
         env = load_old(name, judge) if kind == "old" else load_new(name)
         try:
             source = make_source(env)
@@ -352,7 +396,9 @@ def run_one(name: str, kind: str) -> dict[str, str]:
         return _failed(offline, "fails", error)
     used = f"; stand-in {' and '.join(sorted(offline.used))}" if offline.used else ""
     uv = "; uv installs what its script imports" if offline.uv else ""
-    return {"result": "runs", "note": note + used + uv}
+    reason = lacks_reward(env)
+    zero = "" if reason is None else f"; every reward is 0: {reason}"
+    return {"result": "runs", "note": note + used + uv + zero}
 
 
 def _failed(offline: Offline, result: str, error: BaseException) -> dict[str, str]:
@@ -436,8 +482,14 @@ def _fork(sender: Any, name: str, kind: str, folder: Path) -> None:
     beside = [folder.parent / "reverse_text", folder.parent / "reverse_text_v1"]
     paths = [str(path) for path in (folder, *beside)]
     sys.path[:0] = paths
-    os.environ["PYTHONPATH"] = os.pathsep.join([*paths, os.environ["PYTHONPATH"]])
-    sender.send(run_one(str(folder / name) if kind == "example" else name, kind))
+    with tempfile.TemporaryDirectory() as start:
+        if kind == "new" and name in SERVERS:
+            (Path(start) / "sitecustomize.py").write_text(AT_START, encoding="utf-8")
+            os.environ["WIKI_SEARCH_CACHE"] = start
+        path = [start, *paths, os.environ["PYTHONPATH"]]
+        os.environ["PYTHONPATH"] = os.pathsep.join(path)
+        os.chdir(start)  # some write beside themselves
+        sender.send(run_one(str(folder / name) if kind == "example" else name, kind))
 
 
 def table(rows: list[dict[str, str]]) -> str:
@@ -449,8 +501,8 @@ def table(rows: list[dict[str, str]]) -> str:
     here = len(rows) - len(outside)
     runs = sum(row["result"] == "runs" for row in rows)
     summary = (
-        f"{runs} of the {here} that can run here run. {len(outside)} others need a network, a "
-        "package or a container."
+        f"{runs} of the {here} that can run here run ({runs / max(here, 1):.0%}). {len(outside)} "
+        "others need a network, a package or a container."
     )
     return "\n".join([*lines, "", summary])
 
@@ -483,7 +535,7 @@ def main() -> None:
         release, _, folder = given.partition("=")
         there = environments(Path(folder).resolve())
         chosen = [one for one in there if options.only is None or one[0] in options.only]
-        for found in ask(chosen, options.old):
+        for found in ask(chosen, options.old and options.old.resolve()):
             print(json.dumps(found), file=sys.stderr, flush=True)
             rows.append({"release": release, **found})
     print(table(rows))

@@ -33,3 +33,11 @@ def test_version_0_3_1(request, tmp_path):
     folder = install(request, "verifiers-0.3.1", *PACKAGES)
     said = run_with(folder, HERE / "verifiers_legacy_run.py", str(tmp_path))
     assert said.count("ok ") == 13, said
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(480)
+def test_texts_to_continue(request, tmp_path):
+    folder = install(request, "verifiers-0.3.1", *PACKAGES)
+    said = run_with(folder, HERE / "verifiers_texts_run.py", str(tmp_path))
+    assert said.count("ok ") == 7, said

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from turnwise.envs.base import EnvError
 from turnwise.envs.messages import MultiTurnEnv
 from turnwise.integrations.trl.sources import ROW, EnvSource, make_source
+from turnwise.integrations.verifiers.environments import is_legacy_environment
 from turnwise.types import Message
 
 if TYPE_CHECKING:
@@ -154,11 +155,26 @@ def lacks_reward(env: object) -> str | None:
             for method in ("is_completed", "env_response", "setup_state")
         )
         return None if own or env.rubric.funcs else f"{name} has no rubric"
+    if is_legacy_environment(env):
+        return None if scores(env) else f"the rubric of {name} has no reward function"
     classes = list(env.values()) if isinstance(env, Mapping) else [env]
     for cls in classes:
         if inspect.isclass(cls) and not hasattr(cls, "step") and not hasattr(cls, "get_reward"):
             return f"{cls.__name__} has no get_reward"
     return None
+
+
+def scores(env: Any) -> bool:
+    """True where an environment of verifiers up to 0.3.1 has a reward function that counts."""
+    members = getattr(env, "env_map", {}).values()
+    if members:
+        return any(map(scores, members))
+    rubrics = getattr(env.rubric, "rubrics", [env.rubric])
+    return any(
+        any(rubric._get_reward_weights())
+        or not type(rubric).score_group.__module__.startswith("verifiers.")
+        for rubric in rubrics
+    )
 
 
 def refuse_infinite(rewards: "Tensor", names: Sequence[str]) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from turnwise.envs.base import Env
 from turnwise.integrations.trl.sources import COLUMNS, ROW, SPLIT, EnvSource, Row, Stream
-from turnwise.types import Json
+from turnwise.types import Json, Observation
 
 
 def dataset(source: EnvSource, split: str, several: bool) -> Any:
@@ -25,7 +25,7 @@ def dataset(source: EnvSource, split: str, several: bool) -> Any:
             row["prompt"] = source.placeholder(split, row[ROW])
         return Dataset.from_list(rows)
     for row, opening in zip(rows, source.openings(split), strict=True):
-        row["prompt"] = [message.to_json() for message in opening.messages]
+        row["prompt"] = _prompt(source, opening)
     columns = [source.columns(split, number) for number in numbers]
     try:
         return Dataset.from_list(
@@ -62,10 +62,17 @@ def _stream(source: EnvSource, split: str, several: bool, stream: Stream) -> Any
             {} if several else source.columns(split, number)
         )
 
-    def prompt(number: int) -> list[dict[str, Json]]:
+    def prompt(number: int) -> list[dict[str, Json]] | str:
         if env is None:
             return source.placeholder(split, number)
-        return [message.to_json() for message in env.reset(source.task(split, number)).messages]
+        return _prompt(source, env.reset(source.task(split, number)))
 
     names = list(stream[0])
     return stream.dataset.map(convert, with_indices=True, remove_columns=names)
+
+
+def _prompt(source: EnvSource, opening: Observation) -> list[dict[str, Json]] | str:
+    """TRL's form of a prompt: messages, or the text that is to be continued."""
+    if source.texts:
+        return opening.messages[0].content
+    return [message.to_json() for message in opening.messages]

@@ -76,6 +76,8 @@ class EnvSource:
     """The environment as it was given."""
     score_group: Callable[[Sequence[Episode]], list[Episode]] | None = None
     """Gives the usable episodes of a group their rewards, where these are only known together."""
+    texts: bool = False
+    """Prompts are texts to continue: TRL encodes them as they are, without a chat template."""
     close: Callable[[], None] | None = None
     """Stops what the environments share."""
 
@@ -210,7 +212,7 @@ def make_source(
         found = verifiers_source(env)
         factory = found.factory
         rows.update(found.rows)
-        shared |= {"score_group": found.score_group, "close": found.close}
+        shared |= {"score_group": found.score_group, "texts": found.texts, "close": found.close}
     elif isinstance(env, MultiTurnEnv):
         factory = lambda: as_env(env, config=config, name=name)  # noqa: E731
         rows = {split: _own_rows(env, split) for split in ("train", "val")}

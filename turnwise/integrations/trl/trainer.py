@@ -88,6 +88,11 @@ class VerifiersGRPOTrainer(MultiTurnMixin, GRPOTrainer):
             env, seed=args.seed, num_tasks=args.num_tasks, config=config.env if config else None
         )
         several = self._decide(env, args, multi_turn)
+        if several and source.texts:
+            raise ValueError(
+                f"{source.name}'s prompts are texts to continue, which TRL's own rollout plays; "
+                "leave out multi_turn"
+            )
         self._use_train_rows(source, args, trl_kwargs.pop("train_dataset", None))
         if several:
             refuse_unsupported(args)
@@ -174,7 +179,7 @@ class VerifiersGRPOTrainer(MultiTurnMixin, GRPOTrainer):
 
     def _need_chat_template(self) -> None:
         """Raises ValueError where messages are to be rendered by a tokenizer that cannot."""
-        conversational = self.has_env
+        conversational = self.has_env and not self.source.texts
         rows = self.train_dataset
         if not self.has_env and isinstance(rows, Sized) and len(rows) > 0:
             conversational = isinstance(rows[0].get("prompt"), list)

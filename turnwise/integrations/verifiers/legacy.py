@@ -31,11 +31,8 @@ STATE = "verifiers_state"
 def legacy_source(env: Any) -> Source:
     """The source that an Environment is."""
     name = type(env).__name__
-    if env.message_type != "chat":
-        raise EnvError(
-            f"{name} has message_type {env.message_type!r}: its prompts are texts to continue, and "
-            "turnwise plays conversations"
-        )
+    texts = env.message_type == "completion"
+    refuse_texts(env, name)
     own = {key for key, value in env.sampling_args.items() if value and (key, value) != ("n", 1)}
     if own:
         logger.warning(
@@ -55,7 +52,35 @@ def legacy_source(env: Any) -> Source:
         factory=lambda: ExchangeTurns(player.play, name=name, limit=limit),
         rows={"train": train, "val": val},
         score_group=player.score_group if player.by_group else None,
+        texts=texts,
     )
+
+
+def refuse_texts(env: Any, name: str) -> None:
+    """Raises EnvError for texts to continue in more than one piece, or beside conversations."""
+    members = list(getattr(env, "env_map", {}).values())
+    for member in members:
+        if member.message_type != env.message_type:
+            raise EnvError(
+                f"{name}: its member {type(member).__name__} has message_type "
+                f"{member.message_type!r}; texts to continue are no conversations: pass that "
+                "environment by itself"
+            )
+    if env.message_type == "chat":
+        return
+    rules = [
+        (env.message_type != "completion", f"has message_type {env.message_type!r}"),
+        (bool(members), "is a group of environments"),
+        (getattr(env, "max_turns", None) != 1, "may ask more than once"),
+        (bool(env.tool_defs), "has tools"),
+        (bool(env.rubric.has_group_rewards), "scores the members of a group together"),
+    ]
+    for broken, why in rules:
+        if broken:
+            raise EnvError(
+                f"{name} {why}: a text to continue (message_type 'completion') is continued once, "
+                "and scored by itself"
+            )
 
 
 def _plain_rows(dataset: Any, name: str) -> list[dict[str, Json]]:
@@ -79,9 +104,10 @@ class _Player:
     def play(self, task: Task) -> Callable[[Exchange], Coroutine[Any, Any, Outcome]]:
         async def play(exchange: Exchange) -> Outcome:
             given = {"answer": "", "info": {}, "example_id": 0, **task.payload}
-            client = _client(exchange, type(self._env).__name__)
-            run = self._env.rollout if self.by_group else self._env._run_rollout_state
-            state = await run(given, client, "policy", {})
+            client = _client(exchange, self._env)
+            state = await self._env.rollout(given, client, "policy", {})
+            if not self.by_group:
+                await self._score([state])
             outcome = _outcome(state, type(self._env).__name__)
             if self.by_group and outcome.error is None:
                 ticket = next(self._tickets)
@@ -100,9 +126,12 @@ class _Player:
         ]
 
     async def _score(self, states: list[Any]) -> None:
-        await self._env.rubric.score_group(states)
+        """Scores states as verifiers' own `generate` does. Its `score_rollout` would refuse a
+        rubric without reward functions, whose rewards are 0 there."""
+        rubric = self._env.rubric
+        await (rubric.score_group if self._env.score_rollouts else rubric.dummy_score_group)(states)
         for state in states:
-            await self._env.rubric.cleanup(state)
+            await rubric.cleanup(state)
 
 
 def _with_reward(episode: Episode, state: Any) -> Episode:
@@ -133,21 +162,23 @@ def _metrics(state: Any) -> dict[str, float]:
     return {key: float(value) for key, value in (state.get("metrics") or {}).items()}
 
 
-def _client(exchange: Exchange, name: str) -> Any:
+def _client(exchange: Exchange, env: Any) -> Any:
     """A client of verifiers that asks the exchange; the provider's side of it is never used."""
     from verifiers.legacy.clients.client import Client  # pyright: ignore[reportMissingImports]
     from verifiers.legacy.errors import OverlongPromptError  # pyright: ignore[reportMissingImports]
     from verifiers.legacy.types import Response, ResponseMessage  # pyright: ignore[reportMissingImports]
     from verifiers.legacy.types import ToolCall as LegacyCall  # pyright: ignore[reportMissingImports]
 
+    name = type(env).__name__
+
     async def get_response(
         self: Any, prompt: Any, model: str, sampling_args: Any, tools: Any = None, **_: Any
     ) -> Any:
+        messages = [openai_message(message, name) for message in prompt]
+        if env.message_type == "completion":
+            messages = [{"role": "user", "content": joined(messages)}]
         try:
-            said = await exchange.ask(
-                [openai_message(message, name) for message in prompt],
-                [_schema(tool) for tool in tools or ()],
-            )
+            said = await exchange.ask(messages, [_schema(tool) for tool in tools or ()])
         except CutError as error:
             raise OverlongPromptError(str(error)) from error
         calls = [
@@ -172,8 +203,19 @@ async def _unused(self: Any, *args: Any, **kwargs: Any) -> Any:
     raise NotImplementedError("the exchange answers; no provider is asked")
 
 
+def joined(messages: Sequence[Mapping[str, Any]]) -> str:
+    """The text to continue that messages are, joined as verifiers' client for completions joins
+    them.
+
+    Example:
+        >>> joined([{"role": "system", "content": "A tale."}, {"role": "user", "content": "Once"}])
+        'A tale.\\n\\nOnce'
+    """
+    return "\n\n".join(message["content"] for message in messages)
+
+
 def openai_message(message: Any, name: str) -> dict[str, Json]:
-    """A message of verifiers in OpenAI's shape."""
+    """A message of verifiers in OpenAI's shape. A prompt that is a text is the user's."""
     data = dict(message) if isinstance(message, Mapping) else message.model_dump(exclude_none=True)
     calls = []
     for call in data.get("tool_calls") or ():
@@ -184,7 +226,8 @@ def openai_message(message: Any, name: str) -> dict[str, Json]:
             ).to_json()
         )
     content = text_only(data.get("content"), where=f"{name}: a message of the {data['role']}")
-    found = {"role": data["role"], "content": content, "tool_calls": calls}
+    role = "user" if data["role"] == "text" else data["role"]
+    found = {"role": role, "content": content, "tool_calls": calls}
     return {**found, **{key: data[key] for key in ("tool_call_id", "name") if data.get(key)}}
 
 

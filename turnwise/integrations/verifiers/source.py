@@ -16,5 +16,8 @@ class Source:
     """By split."""
     score_group: Callable[[Sequence[Episode]], list[Episode]] | None = None
     """The usable episodes of a group with their rewards, where these are only known together."""
+    texts: bool = False
+    """Its prompts are texts to continue, each one user message here; no chat template renders
+    them."""
     close: Callable[[], None] | None = None
     """Stops what its episodes share."""
