@@ -2,6 +2,7 @@
 states, all states to a batch."""
 
 import pytest
+from omegaconf import OmegaConf
 from rollout_parts import CountEnv, config_for
 
 from turnwise.rollout.context import ContextManager
@@ -88,6 +89,25 @@ def test_mode_is_another_word_for_split() -> None:
     settings = {"env": {"name": "bandit"}, "es_manager": {"val": {"env_groups": 3}}}
     es = EnvStateManager(settings, mode="val")
     assert (es.split, len(es.reset())) == ("val", 3)
+    es.close()
+    hydra = OmegaConf.create(
+        {
+            "agent_proxy": {"max_turn": 2},
+            "es_manager": {
+                "train": {
+                    "env_groups": 2,
+                    "group_size": 3,
+                    "env_configs": {
+                        "tags": ["Arms"],
+                        "n_groups": ["${es_manager.train.env_groups}"],
+                    },
+                }
+            },
+            "custom_envs": {"Arms": {"env_type": "bandit"}},
+        }
+    )
+    es = EnvStateManager(hydra, mode="train")  # what Hydra hands to RAGEN's programs
+    assert [one["tag"] for one in es.reset()] == ["Arms"] * 6
     es.close()
     with pytest.raises(ValueError, match="contradicts"):
         EnvStateManager(settings, mode="val", split="train")

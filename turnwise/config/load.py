@@ -10,7 +10,7 @@ from typing import Any, cast
 import yaml
 from pydantic import ValidationError
 
-from turnwise.config.dialects.hydra import compose, needs_hydra
+from turnwise.config.dialects.hydra import compose, needs_hydra, plain_tree
 from turnwise.config.dialects.shell import read_script
 from turnwise.config.dialects.translate import Noted, Translator
 from turnwise.config.schema import Config
@@ -171,7 +171,7 @@ def _layers(source: str | Path | Mapping[str, Any] | None) -> list[_Layer]:
     if source is None:
         return []
     if isinstance(source, Mapping):
-        return _with_bases("mapping", dict(source), Path.cwd(), ())
+        return _with_bases("mapping", plain_tree(source), Path.cwd(), ())
     return _read(source, Path.cwd(), ())
 
 

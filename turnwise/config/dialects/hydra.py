@@ -111,7 +111,6 @@ def _resolve(tree: Tree, origin: str) -> Tree:
     _refuse_too_much(tree, origin)
     try:
         from omegaconf import OmegaConf
-        from omegaconf.errors import OmegaConfBaseException
     except ImportError:
         raise ConfigError(
             [
@@ -119,8 +118,24 @@ def _resolve(tree: Tree, origin: str) -> Tree:
                 "install 'turnwise[hydra]'"
             ]
         ) from None
+    return _filled_in(OmegaConf.create(tree), origin)
+
+
+def plain_tree(settings: Mapping[str, Any]) -> Tree:
+    """The settings as plain dicts and lists. Those of an OmegaConf object, such as the config that
+    Hydra hands to a program, are mappings and lists of its own, with `${...}` in them."""
+    if not type(settings).__module__.startswith("omegaconf."):
+        return dict(settings)
+    return _filled_in(settings, "mapping")
+
+
+def _filled_in(config: Any, origin: str) -> Tree:
+    """An OmegaConf object as plain dicts and lists, without references."""
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
     try:
-        return cast(Tree, OmegaConf.to_container(OmegaConf.create(tree), resolve=True))
+        return cast(Tree, OmegaConf.to_container(config, resolve=True))
     except OmegaConfBaseException as error:
         reason = " ".join(str(error).split())
         raise ConfigError([f"{origin}: {reason}"]) from error

@@ -88,11 +88,6 @@ def to_config(config: ConfigLike) -> Config:
         return config if config.backend == "verl" else config.model_copy(update={"backend": "verl"})
     if isinstance(config, ConfigStore):
         return load_config(config.tree, ["backend=verl"])
-    # A Mapping too, but its lists and mappings are its own.
-    if type(config).__module__.startswith("omegaconf."):
-        from omegaconf import OmegaConf
-
-        config = OmegaConf.to_container(config, resolve=True)
     if not isinstance(config, str | Path | Mapping):
         raise ValueError(
             "a config is a Config, a ConfigStore, settings, a file or a recipe; got "
