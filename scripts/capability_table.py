@@ -34,6 +34,7 @@ FEATURES: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("dynamic sampling filter", ("algo.filter=dynamic",)),
     ("context windows", ("rollout.window=last_k", "algo.reduction=token_mean")),
     ("context windows, mean per episode", ("rollout.window=last_k", "algo.reduction=episode_mean")),
+    ("rollouts that drop their slowest groups", ("rollout.enough_groups=4",)),
     ("several environments in one run", ("rollout.train.tags=[bandit, countdown]",)),
     ("single-turn training", ("train.multi_turn=false",)),
     ("LoRA", ("model.lora.rank=8",)),

@@ -419,7 +419,8 @@ def test_every_private_method_is_in_the_contract() -> None:
     """What AgentTrainer overrides of verl's trainer, it says why"""
     from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 
-    named = {reach.where.rpartition(".")[2] for reach in CONTRACT if "PPOTrainer" in reach.where}
+    ours = [reach.where for reach in CONTRACT if "trainer_base:PPOTrainer" in reach.where]
+    named = {where.rpartition(".")[2] for where in ours}
     methods = {name for name, value in vars(PPOTrainer).items() if callable(value)}
     private = {name for name in methods if name.startswith("_") and name[1] != "_"}
     own = {name for cls in (AgentTrainer, PacedTrainer) for name in vars(cls)}
@@ -433,6 +434,24 @@ def test_verls_own_trainers_do_not_take_our_config(mode: str) -> None:
     from verl.trainer.ppo.v1 import get_trainer_cls
 
     config = OmegaConf.create({"turnwise": {"config": "frozen_lake"}})
-    with pytest.raises(ValueError, match=r"set trainer\.v1\.trainer_mode: turnwise") as caught:
+    with pytest.raises(ValueError, match=r" trainer\.v1\.trainer_mode: turnwise") as caught:
         get_trainer_cls(mode)(config)
     assert "no asynchronous trainer" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("module", "name"),
+    [
+        ("verl.trainer.ppo.ray_trainer", "RayPPOTrainer"),
+        ("verl.experimental.one_step_off_policy.ray_trainer", "OneStepOffRayTrainer"),
+    ],
+)
+def test_verls_older_trainers_do_not_take_our_config(module: str, name: str) -> None:
+    """one_step_off has a trainer and a command of its own"""
+    from importlib import import_module
+
+    from omegaconf import OmegaConf
+
+    config = OmegaConf.create({"turnwise": {"config": "frozen_lake"}})
+    with pytest.raises(ValueError, match=rf"{name} is verl's own trainer.*one_step_off_policy"):
+        getattr(import_module(module), name)(config, None, {}, None)

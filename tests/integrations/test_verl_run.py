@@ -17,7 +17,7 @@ from turnwise.data.samples import episode_to_samples
 from turnwise.log.store import RunReader
 from turnwise.rollout.plan import plan_rollout
 
-pytestmark = [pytest.mark.verl, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.verl, pytest.mark.timeout(700)]
 
 
 @pytest.fixture(scope="module")

@@ -95,6 +95,33 @@ def test_members_of_few_groups_are_played_by_all_workers(tmp_path: Path) -> None
     assert {entry.broken for entry in run.ledger()} == {0}
 
 
+def test_a_step_does_not_wait_for_its_slowest_groups(tmp_path: Path) -> None:
+    """Group 1 of both steps would take an hour. Its members are on all workers."""
+    config = tiny_config(
+        tmp_path,
+        f"env.name={ROOT}/tests/integrations/verl_envs.py:Late",
+        "env.format.style=raw",
+        "rollout.train.env_groups=3",
+        "rollout.enough_groups=2",
+        "rollout.isolation=thread",
+        "rollout.step_timeout=900",
+        "verl={actor_rollout_ref.rollout.agent.num_workers: 4}",
+    )
+    probes = {config.env.name: make_env(config.env)}
+    plans = [plan_rollout(config, split="train", step=step, probes=probes) for step in range(2)]
+    slow = [plan.task.seed for step in plans for plan in step if plan.group_id == 1]
+    env = config.env.model_copy(update={"options": {"slow": slow}})
+    run, _ = trained(tmp_path, config.model_copy(update={"env": env}))
+    rows = [row for row in run.metrics() if "rollout/reward" in row]
+    assert [row["rollout/late_episodes"] for row in rows] == [2, 2]
+    assert [row["rollout/failures"] for row in rows] == [0, 0]
+    assert [row["actor/grad_norm"] > 0 for row in rows] == [True, True]
+    for step in range(2):
+        groups = {episode.group_id for episode in run.episodes(step)}
+        assert groups == {3 * step, 3 * step + 2}
+    assert {entry.broken for entry in run.ledger()} == {0}
+
+
 def test_our_pace(tmp_path: Path) -> None:
     """Schedule, early stop, adaptive KL and reward normalisation are a native run's; a resumed run
     takes them up"""

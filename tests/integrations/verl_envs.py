@@ -2,6 +2,7 @@
 
 import os
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from turnwise.envs.base import BaseEnv
@@ -58,3 +59,20 @@ class Stalls(BaseEnv):
         if self._steps == 2:
             time.sleep(5.0)
         return "on", 1.0, False, {}
+
+
+class Late(BaseEnv):
+    """With some seeds, its second step takes an hour."""
+
+    def __init__(self, slow: Sequence[int] = ()) -> None:
+        self._slow = slow
+
+    def reset(self, seed: int | None = None, **kwargs: Any) -> str:
+        self._seed, self._steps = seed, 0
+        return "go"
+
+    def step(self, action: str) -> tuple[str, float, bool, dict[str, Any]]:
+        self._steps += 1
+        if self._seed in self._slow and self._steps == 2:
+            time.sleep(3600.0)
+        return "on", float(len(action)), False, {}

@@ -15,7 +15,7 @@ from turnwise.config.schema import Config
 from turnwise.log.store import RunReader
 
 ROOT = Path(__file__).resolve().parents[2]
-SECONDS = 300
+SECONDS = 600
 """Limit of one run. Two steps take half a minute to a minute where nobody else uses the machine."""
 
 
@@ -71,6 +71,8 @@ def run_python(
         "HF_HUB_OFFLINE": "1",
         "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests" / "integrations")]),
         "PYTHONUNBUFFERED": "1",
+        # Ray gives its workers niceness 15: beside other work they would hardly run.
+        "RAY_worker_niceness": "0",
         **(environment or {}),
     }
     process = subprocess.Popen(

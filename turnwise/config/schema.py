@@ -308,6 +308,10 @@ class RolloutConfig(Section):
     min_group_size: int = Field(default=2, ge=1)
     """A group with fewer members left than this is dropped (one member is enough if group_size is
     1)."""
+    enough_groups: int | None = Field(default=None, ge=1)
+    """A training rollout ends once so many of its groups (`train.env_groups`) are over, and the
+    slower ones are dropped. That favours short episodes, and which groups are trained depends on
+    time. None: all groups."""
     agent: str = "default"
     """The agent class between an environment and the model: registered (`@register_agent`) or
     file.py:Class."""
@@ -320,6 +324,15 @@ class RolloutConfig(Section):
     def _held_out(cls, value: Any) -> Any:
         """If only some keys of `val` are given, the others keep the defaults of `val`."""
         return {**HELD_OUT, **value} if isinstance(value, Mapping) else value
+
+    @model_validator(mode="after")
+    def _consistent(self) -> "RolloutConfig":
+        if self.enough_groups is not None and self.enough_groups > self.train.env_groups:
+            raise ValueError(
+                f"enough_groups = {self.enough_groups} is more than a rollout has: "
+                f"train.env_groups = {self.train.env_groups}"
+            )
+        return self
 
 
 class AlgoConfig(Section):
@@ -597,6 +610,11 @@ class Config(Section):
                     f"settings under '{backend}' are not used by backend {self.backend!r}; "
                     f"remove them or set backend: {backend}"
                 )
+        if self.rollout.enough_groups is not None and self.train.deterministic is True:
+            raise ValueError(
+                "train.deterministic: true contradicts rollout.enough_groups, where time decides "
+                "which groups are trained; remove one"
+            )
         if self.train.steps == 0 and not self.sft.source:
             raise ValueError("train.steps: 0 trains nothing; raise it, or set sft.source")
         if self.sft.source and self.backend != "native":

@@ -50,6 +50,9 @@ class RolloutResult:
     """Failed episodes, and those whose group became too small. They are stored and counted, never
     trained on."""
     seconds: float
+    late: int | None = None
+    """Episodes that were given up because enough groups were over. None: `rollout.enough_groups` is
+    not set."""
 
     @property
     def num_tokens(self) -> int:
@@ -166,7 +169,8 @@ class AgentProxy:
             RolloutError: no episode is usable; the message has the first error.
         """
         started = time.perf_counter()
-        episodes = await self.episodes(step)
+        enough = self._config.enough_groups if self.split == "train" else None
+        episodes = await self.episodes(step, enough=enough)
         kept, dropped = repair_groups(episodes, self._config, group_size=self._group_size)
         if not kept:
             first = next((episode for episode in dropped if episode.error), None)
@@ -188,20 +192,30 @@ class AgentProxy:
                 dict(counts),
             )
         return RolloutResult(
-            episodes=tuple(kept), dropped=tuple(dropped), seconds=time.perf_counter() - started
+            episodes=tuple(kept),
+            dropped=tuple(dropped),
+            seconds=time.perf_counter() - started,
+            late=None if enough is None else len(self.env_state.agents) - len(episodes),
         )
 
     async def episodes(
-        self, step: int, *, on_episode: Callable[[Episode], None] | None = None
+        self,
+        step: int,
+        *,
+        on_episode: Callable[[Episode], None] | None = None,
+        enough: int | None = None,
     ) -> list[Episode]:
-        """All episodes of one rollout in the order of their plan, failed ones with their status."""
+        """All episodes of one rollout in the order of their plan, failed ones with their status; or
+        those of the groups that are over once `enough` of them are."""
         what = f"playing {'held-out ' * (self.split != 'train')}episodes"
         with calm_collector(), Progress(what) as progress:
             agents = self.env_state.start(step)
             progress.total = len(agents)
+            finish = _Finish(agents, enough=enough)
 
             def over(episode: Episode) -> None:
                 progress.advance()
+                finish.note(episode.group_id)
                 if on_episode is not None:
                     on_episode(episode)
 
@@ -215,7 +229,7 @@ class AgentProxy:
                         await asyncio.sleep(
                             0
                         )  # the generator starts on these while the others reset
-                return await asyncio.gather(*jobs)
+                return await finish.wait(jobs)
             except BaseException:
                 for job in jobs:
                     job.cancel()
@@ -361,6 +375,46 @@ class AgentProxy:
             self._moves += 1
             if self._on_turn is not None and not agent.failed:
                 self._on_turn(agent)
+
+
+class _Finish:
+    """Waits for a rollout's episodes: for all, or for those of the first `enough` groups to end."""
+
+    def __init__(self, agents: Sequence[Agent], *, enough: int | None) -> None:
+        self._groups = [agent.plan.group_id for agent in agents]
+        self._left = Counter(self._groups)
+        self._enough = enough
+        self._reached = asyncio.Event()
+        self._over: set[int] = set()
+
+    def note(self, group: int) -> None:
+        """Counts an episode of the group that has ended."""
+        self._left[group] -= 1
+        if self._left[group] == 0:
+            self._over.add(group)
+        if len(self._over) == self._enough:
+            self._reached.set()
+
+    async def wait(self, jobs: Sequence[asyncio.Task[Episode]]) -> list[Episode]:
+        """The episodes of the groups that are over; the others are cancelled."""
+        every = asyncio.gather(*jobs)
+        if self._enough is None:
+            return await every
+        reached = asyncio.create_task(self._reached.wait())
+        try:
+            await asyncio.wait((every, reached), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            reached.cancel()
+        if every.done() and every.exception() is not None:
+            return every.result()
+        over = frozenset(self._over)
+        every.cancel()
+        late = [job for job in jobs if not job.done()]
+        if late:
+            await asyncio.wait(late, timeout=CANCEL_SECONDS)
+        return [
+            job.result() for job, group in zip(jobs, self._groups, strict=True) if group in over
+        ]
 
 
 def repair_groups(

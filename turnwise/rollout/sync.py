@@ -103,6 +103,11 @@ class SyncMultiTurnRollout:
         if processor is not None:
             raise ValueError("SyncMultiTurnRollout supports text only: processor must be None")
         config = cfg if isinstance(cfg, Config) else load_config(cfg)
+        if split == "train" and config.rollout.enough_groups is not None:
+            raise ValueError(
+                f"rollout.enough_groups = {config.rollout.enough_groups} cannot be honoured in "
+                "lockstep, where all episodes play their turns together; remove it"
+            )
         self._engine = _as_engine(actor_rollout_wg)
         self._config = config
         self._group_size = (

@@ -81,6 +81,8 @@ def training_step(
     with clock("rollout"), discardable():  # 1. Play the step's episodes.
         rollout = proxy.play(step)
         metrics |= rollout_metrics([*rollout.episodes, *rollout.dropped])
+        if rollout.late is not None:
+            metrics["rollout/late_episodes"] = float(rollout.late)
 
     with clock("batch"):  # 2. Samples and a batch; the ledger checks that no token changed.
         episodes, found = credited(rollout.episodes, learner.algorithm)

@@ -102,6 +102,12 @@ def _rules(config: Config, algorithm: Algorithm) -> list[tuple[str, Any, bool, s
             "set algo.kl_coef: 0",
         ),
         (
+            "rollout.enough_groups",
+            config.rollout.enough_groups,
+            config.rollout.enough_groups is not None,
+            "its batch has a fixed number of rows",
+        ),
+        (
             "eval.baselines",
             True,
             config.eval.baselines is True,

@@ -97,6 +97,16 @@ CONTRACT: tuple[Reach, ...] = (
         why="verl's only regular call while it waits: dead workers and stalls are noticed there",
     ),
     Reach(
+        where=f"{_BUFFER}.sample",
+        takes=("self", "global_steps", "partition_id", "batch_size"),
+        why="a step that does not wait for its slowest groups (rollout.enough_groups)",
+    ),
+    Reach(
+        where=f"{_BUFFER}._select_prompt_uids",
+        takes=("self", "partition_id", "sampleable_keys", "batch_size"),
+        why="all groups that are over by then are trained, not a random part of them",
+    ),
+    Reach(
         where="verl.trainer.ppo.v1.agent_loop_tq:AgentLoopManagerTQ.generate_sequences",
         takes=("self", "prompts"),
         why="groups are handed out one by one; its workers are watched by their handles",
@@ -110,6 +120,14 @@ CONTRACT: tuple[Reach, ...] = (
         where="verl.experimental.agent_loop.agent_loop:AgentLoopWorker._run_agent_loop",
         takes=("self", "sampling_params", "trajectory"),
         why="members of one group are played by several workers",
+    ),
+    Reach(
+        where=(
+            "verl.trainer.ppo.v1.agent_loop_tq:"
+            "AgentLoopWorkerTQ.__ray_metadata__.modified_class._run_prompt"
+        ),
+        takes=("self", "prompt"),
+        why="a group that is given up has ended before the queue is cleared",
     ),
     Reach(
         where="verl.trainer.ppo.v1.agent_loop_tq:AgentLoopWorkerTQ.__ray_metadata__",
@@ -143,6 +161,11 @@ CONTRACT: tuple[Reach, ...] = (
         where="verl.utils.model:load_valuehead_model",
         takes=("local_path", "torch_dtype", "model_config", "trust_remote_code"),
         why="patched: the critic's attention",
+    ),
+    Reach(
+        where="verl.trainer.ppo.ray_trainer:RayPPOTrainer.__init__",
+        takes=("self", "config"),
+        why="patched: the older trainers refuse our section",
     ),
     Reach(
         where="verl.models.transformers.monkey_patch:is_trl_available",

@@ -10,6 +10,10 @@ from functools import cache
 from importlib import import_module
 from typing import Any
 
+_CARRIED = (
+    "turnwise's trainer is synchronous: unfinished episodes would go on with other weights, so "
+    "none is carried over; rollout.enough_groups drops the slowest"
+)
 _LR = "our schedule sets the rates; use train.schedule and train.warmup_steps"
 OWNED: dict[str, str] = {
     "algorithm.adv_estimator": "turnwise assigns credit; set algo.name",
@@ -44,7 +48,12 @@ OWNED: dict[str, str] = {
     "actor_rollout_ref.rollout.multi_turn": "turnwise plays the turns; set env and rollout",
     "actor_rollout_ref.rollout.agent.default_agent_loop": "turnwise plays; set rollout.agent",
     "actor_rollout_ref.rollout.agent.agent_loop_config_path": "turnwise plays; set rollout.agent",
-    "actor_rollout_ref.rollout.over_sample_rate": "verl 0.9.1's V1 trainer never reads it",
+    "actor_rollout_ref.rollout.agent.agent_loop_manager_class": (
+        "turnwise hands out the episodes; remove it"
+    ),
+    "actor_rollout_ref.rollout.over_sample_rate": (
+        "verl 0.9.1's V1 trainer never reads it; set rollout.enough_groups"
+    ),
     "actor_rollout_ref.model.path": "set model.path",
     "actor_rollout_ref.model.tokenizer_path": "set model.tokenizer",
     "actor_rollout_ref.model.external_lib": "turnwise is loaded there; remove it",
@@ -59,6 +68,10 @@ OWNED: dict[str, str] = {
         "turnwise's trainer is synchronous; verl 0.9.1's colocate_async and separate_async would "
         "run without turnwise's credit, filters and records"
     ),
+    "trainer.v1.colocate_async": _CARRIED,
+    "trainer.v1.separate_async": _CARRIED,
+    "trainer.v1.sampler.max_off_policy_threshold": _CARRIED,
+    "trainer.v1.sampler.max_off_policy_strategy": _CARRIED,
     "trainer.use_v1": "turnwise builds on verl's V1 trainer; remove it",
     "trainer.total_epochs": "set train.steps",
     "trainer.total_training_steps": "set train.steps",

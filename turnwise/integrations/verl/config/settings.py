@@ -158,6 +158,11 @@ def _step_rules(config: Config, engine: str) -> list[Rule]:
             "token_mean",
         ),
         (
+            "rollout.enough_groups",
+            rollout.enough_groups is not None and bool(flat(config.verl).get("turnwise.lockstep")),
+            "in lockstep all episodes play their turns together; remove verl.turnwise.lockstep",
+        ),
+        (
             "rollout.stop",
             bool(rollout.stop) and engine not in _SEEN,
             "that this engine keeps the tokens of a stop string was not checked; use one of "

@@ -43,26 +43,50 @@ def refuse_other_trainers(base: Any, ours: type) -> None:
     """verl's own trainers (sync, colocate_async, separate_async) would take a config with our
     section and train without our credit, filters and records. They refuse it, before a worker
     starts. `base` is verl's PPOTrainer."""
-
-    def guarded(original: Any) -> Any:
-        @functools.wraps(original)
-        def initialize(self: Any, config: Any) -> None:
-            if config.get(SECTION) is not None and not isinstance(self, ours):
-                raise ValueError(_NOT_OURS.format(name=type(self).__name__, section=SECTION))
-            original(self, config)
-
-        return initialize
-
     for cls in (base, *base.__subclasses__()):
-        if "__init__" in vars(cls):
-            cls.__init__ = guarded(cls.__init__)
+        _guard(cls, ours)
+
+
+def refuse_older_trainers(target: Any) -> None:
+    """The same for the trainers that verl had before: RayPPOTrainer, and those derived from it
+    wherever they are defined, such as one_step_off_policy's. `target` is
+    verl.trainer.ppo.ray_trainer."""
+    base = target.RayPPOTrainer
+
+    def __init_subclass__(cls: type, **kwargs: Any) -> None:
+        super(base, cls).__init_subclass__(**kwargs)
+        _guard(cls)
+
+    _guard(base)
+    for cls in base.__subclasses__():
+        _guard(cls)
+    base.__init_subclass__ = classmethod(__init_subclass__)
+
+
+def _guard(cls: Any, ours: type | None = None) -> None:
+    """Makes a trainer refuse configs with our section, unless it is one of ours."""
+    if "__init__" not in vars(cls):
+        return
+    original = cls.__init__
+
+    @functools.wraps(original)
+    def initialize(self: Any, config: Any, *args: Any, **kwargs: Any) -> None:
+        from omegaconf import DictConfig
+
+        asked = isinstance(config, DictConfig) and config.get(SECTION) is not None
+        if asked and (ours is None or not isinstance(self, ours)):
+            raise ValueError(_NOT_OURS.format(name=type(self).__name__, section=SECTION))
+        original(self, config, *args, **kwargs)
+
+    cls.__init__ = initialize
 
 
 _NOT_OURS = (
     "the config has a section {section}, but {name} is verl's own trainer, which knows nothing of "
-    "it; set trainer.v1.trainer_mode: {section}. turnwise has no asynchronous trainer on verl "
-    "0.9.1: colocate_async and separate_async sample with older weights, for which its credit and "
-    "its ledger are not made"
+    "it; set trainer.use_v1: true and trainer.v1.trainer_mode: {section}, and use "
+    "verl.trainer.main_ppo. turnwise has no asynchronous trainer on verl 0.9.1: colocate_async, "
+    "separate_async, one_step_off_policy and fully_async_policy sample with older weights, for "
+    "which its credit and its ledger are not made"
 )
 
 

@@ -86,6 +86,7 @@ def install() -> None:
     registry = base._ROLLOUT_REGISTRY  # pyright: ignore[reportPrivateUsage]
     registry[("hf", "async")] = f"{_HF}.HFServerAdapter"
     replica.RolloutReplicaRegistry.register("hf", _replica)
+    after_import("verl.trainer.ppo.ray_trainer", patches.refuse_older_trainers)
     if _TRAINERS not in sys.modules:  # else our trainer is what imports this
         after_import(_TRAINERS, lambda _: importlib.import_module(_OURS))
 

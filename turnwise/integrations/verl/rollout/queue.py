@@ -162,6 +162,15 @@ def drop_places(meta: Any, places: set[int]) -> Any:
     )
 
 
+def drop_groups(uids: Sequence[str]) -> None:
+    """Takes training groups out of the queue, with the rows of those members that are over."""
+    gone = set(uids)
+    there = (tq.kv_list("train") or {}).get("train", {})
+    keys = [key for key in there if key.partition("_")[0] in gone]
+    if keys:
+        tq.kv_clear(keys=keys, partition_id="train")
+
+
 def queue_actors(config: Any) -> dict[str, Any]:
     """The actors of the TransferQueue, by what a user may call them."""
     import ray

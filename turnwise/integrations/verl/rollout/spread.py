@@ -37,13 +37,59 @@ class SpreadWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):  # pyrigh
     peers: tuple[Any, ...] = ()
     own = 0
 
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._groups: dict[str, asyncio.Task[Any]] = {}
+        """The groups that this worker has, by uid."""
+        self._episodes: dict[str, set[asyncio.Task[Any]]] = {}
+        """The episodes that this worker plays, by their group's uid."""
+        self._dropped: frozenset[str] = frozenset()
+
     def meet(self, peers: list[Any], own: int) -> None:
         """Tells the worker who the others are."""
         self.peers, self.own = tuple(peers), own
 
     async def play(self, sampling_params: dict[str, Any], trajectory: Any, row: Any) -> None:
         """Plays an episode of a group that another worker has. Its rows go to the queue."""
-        await super()._run_agent_loop(sampling_params, trajectory, **row)
+        await self._play_here(sampling_params, trajectory, row)
+
+    async def drop(self, uids: list[str]) -> None:
+        """Gives up the episodes of these groups. Returns when none of them goes on here, and no
+        group of this worker's waits for another worker."""
+        self._dropped = frozenset(uids)
+        jobs = [job for uid in uids for job in self._episodes.get(uid, ())]
+        for job in jobs:
+            job.cancel()
+        groups = [self._groups[uid] for uid in uids if uid in self._groups]
+        await asyncio.gather(*jobs, *groups, return_exceptions=True)
+
+    async def _play_here(
+        self, sampling_params: dict[str, Any], trajectory: Any, row: dict[str, Any]
+    ) -> None:
+        """Plays an episode, unless its group is given up before the end."""
+        uid = row["uid"]
+        if uid in self._dropped:
+            return
+        job = asyncio.create_task(super()._run_agent_loop(sampling_params, trajectory, **row))
+        self._episodes.setdefault(uid, set()).add(job)
+        try:
+            await job
+        except asyncio.CancelledError:
+            if uid not in self._dropped:
+                raise
+        finally:
+            self._episodes[uid].discard(job)
+            if not self._episodes[uid]:
+                del self._episodes[uid]
+
+    async def _run_prompt(self, prompt: dict[str, Any], *args: Any, **kwargs: Any) -> None:
+        uid, task = prompt["uid"], asyncio.current_task()
+        assert task is not None
+        self._groups[uid] = task
+        try:
+            await super()._run_prompt(prompt, *args, **kwargs)
+        finally:
+            del self._groups[uid]
 
     async def _run_agent_loop(
         self, sampling_params: dict[str, Any], trajectory: dict[str, Any], **row: Any
@@ -55,7 +101,7 @@ class SpreadWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):  # pyrigh
             workers=len(self.peers),
         )
         if place == self.own:
-            await super()._run_agent_loop(sampling_params, trajectory, **row)
+            await self._play_here(sampling_params, trajectory, row)
         else:
             await self.peers[place].play.remote(sampling_params, trajectory, row)
 
@@ -82,3 +128,7 @@ class SpreadManager(AgentLoopManagerTQ):
                 for number, worker in enumerate(workers[:groups])
             ]
         )
+
+    def drop(self, uids: list[str]) -> None:
+        """Gives up the episodes of these groups, on whatever workers they are."""
+        ray.get([worker.drop.remote(uids) for worker in self.agent_loop_workers])

@@ -50,6 +50,7 @@ from turnwise.integrations.verl.rollout import lockstep
 from turnwise.integrations.verl.rollout.convert import batch_to_dataproto
 from turnwise.integrations.verl.rollout.queue import (
     Rows,
+    drop_groups,
     drop_places,
     queue_actors,
     read_rows,
@@ -62,6 +63,7 @@ from turnwise.integrations.verl.trainer.custom import (
     judges_steps,
     replace_loaders,
 )
+from turnwise.integrations.verl.trainer.early import EarlySampling
 from turnwise.integrations.verl.trainer.evaluation import take_result
 from turnwise.integrations.verl.trainer.pace import check_paced
 from turnwise.integrations.verl.trainer.pools import (
@@ -186,6 +188,7 @@ class AgentTrainer(PacedTrainer):
         self._rows: Rows | None = None
         """The step's rows between _balance_batch and _compute_advantage."""
         self._waits = QueueWatch(ours.rollout.stall_timeout)
+        self._early = EarlySampling(self.replay_buffer, enough=ours.rollout.enough_groups)
         self.replay_buffer.poll_interval = POLL_SECONDS
         buffer: Any = self.replay_buffer
         self._wait_for_poll = buffer._wait_for_next_poll
@@ -357,6 +360,21 @@ class AgentTrainer(PacedTrainer):
         self._idle = False
         self._waits.begin_step()
 
+    def on_sample_end(self) -> None:
+        """Gives up the episodes that the step does not wait for. Their replies are aborted, as
+        verl's colocate_async does before its engines sleep."""
+        late, manager, engines = self._early.late, self.agent_loop_manager, self.checkpoint_manager
+        if late:
+            cast(Any, manager).drop(late)
+            drop_groups(late)
+            cast(Any, engines).abort_replicas()
+        super().on_sample_end()
+
+    def on_step_end(self) -> None:
+        super().on_step_end()
+        if self._early.late:
+            cast(Any, self.checkpoint_manager).resume_generation_replicas()
+
     # ---- generation ----
 
     def _generate_multi_turn_sequences(self, gen_batch: DataProto) -> DataProto:
@@ -412,6 +430,9 @@ class AgentTrainer(PacedTrainer):
         self._failures += take_failures()
         rows = read_rows(batch)
         metrics |= step_metrics(rows.infos, self._failures, refilled=self._refilled)
+        if self.ours.rollout.enough_groups is not None:
+            size = self.ours.rollout.train.group_size
+            metrics["rollout/late_episodes"] = float(size * len(self._early.late))
         broken = broken_groups(rows.members, self.ours.rollout)
         places = zip(rows.places, rows.infos, strict=True)
         batch = drop_places(batch, {place for place, info in places if info["group"] in broken})
