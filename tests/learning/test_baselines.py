@@ -8,11 +8,17 @@ from small_runs import small_config
 
 from turnwise.config.schema import Config, EnvConfig, FormatConfig
 from turnwise.envs.games.frozen_lake import FrozenLake
+from turnwise.evaluate import baselines
 from turnwise.evaluate.baselines import BlindPlan, find_baselines, play_baselines, wanted
 from turnwise.log.store import RunReader
 from turnwise.train.run import train
 
 LAKE = {"size": 3, "p": 0.9, "random_goal": True}
+
+
+@pytest.fixture(autouse=True)
+def few_tasks_are_searched(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(baselines, "SEARCH_TASKS", 250)
 
 
 def lake(**settings: object) -> Config:

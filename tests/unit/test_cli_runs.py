@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import warm
 from python_parts import SMALL
 from run_fixtures import fill_step, make_episode, make_run, page_data
 
@@ -261,8 +262,18 @@ def test_a_sweep_goes_on_where_it_was_and_tells_means(
     table = json.loads(Path("sweep/sweep.json").read_text())
     assert [row["runs"] for row in table] == [1, 1]
     assert RunReader("sweep/train.lr-1e-4-s0").config.train.lr == 1e-4
-    command(*words)
-    assert capfd.readouterr().out.count("already done") == 2
+    for setting in ("train.lr-1e-3", "train.lr-1e-4"):
+        shutil.copytree(f"sweep/{setting}-s0", f"sweep/{setting}-s1")
+    command(*words[:-1], "2")
+    shown = capfd.readouterr().out
+    assert shown.count("already done") == 4
+    first, second = json.loads(Path("sweep/sweep.json").read_text())
+    assert "reward_difference" not in first
+    # The copies have the same reward as their originals, so the difference has no spread.
+    told = second["reward_difference"]
+    estimate, low, high = (float(word.strip("[],")) for word in told.split())
+    assert estimate == low == high
+    assert f"difference {told} (2 of 2 runs)" in shown
 
 
 @pytest.mark.parametrize(
@@ -292,9 +303,9 @@ def test_what_init_writes_passes_its_own_test(
 ) -> None:
     command("init", kind, "thing", "--dir", tmp_path)
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "."],
+        [*warm.python(), "-m", "pytest", "-q", "-p", "no:cacheprovider", "."],
         cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        env={**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
         capture_output=True,
         text=True,
     )
@@ -316,8 +327,7 @@ def test_completion_knows_commands_keys_and_recipes() -> None:
     assert set(words) == set(COMMANDS)
     assert {"train.lr=", "frozen_lake", "--resume"} <= set(words["train"])
     script = subprocess.run(
-        [sys.executable, "-m", "turnwise", "completion", "bash"],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        [*warm.turnwise(), "completion", "bash"],
         capture_output=True,
         text=True,
         check=True,

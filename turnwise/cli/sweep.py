@@ -5,7 +5,7 @@ import itertools
 import json
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -64,8 +64,9 @@ def sweep(
     ] = None,
     folder: Annotated[Path, typer.Option("--dir", help="Folder of the runs.")] = Path("sweep"),
 ) -> None:
-    """Run several seeds and settings, and print the mean of each setting with a 95 % interval. Run
-    again, it skips finished runs and resumes interrupted ones."""
+    """Run several seeds and settings, and print the mean of each setting with a 95 % interval, and
+    its difference from the first one, paired by seed. Run again, it skips finished runs and resumes
+    interrupted ones."""
     source, overrides = split_source(ctx.args)
     points = _points(seeds, vary or [])
     for point in points:  # reports a mistake in any run before the first starts
@@ -136,26 +137,41 @@ def _tell(folder: Path, points: Sequence[Point]) -> None:
     from turnwise.log.store import RunReader
 
     table: list[dict[str, object]] = []
+    first: dict[str, dict[int, float]] = {}
     for label in dict.fromkeys(point.label for point in points):
-        mine = [folder / point.name for point in points if point.label == label]
-        after = [
-            summary["after"]
-            for path in mine
-            if _is_done(path) and (summary := RunReader(path).summary())["after"]
-        ]
+        mine = [point for point in points if point.label == label]
+        after = {
+            point.seed: summary["after"]
+            for point in mine
+            if _is_done(folder / point.name)
+            and (summary := RunReader(folder / point.name).summary())["after"]
+        }
         row: dict[str, object] = {"setting": label, "runs": len(after)}
+        told: list[str] = []
         for what in ("success", "reward"):
-            values = [one[what][1] for one in after if one[what] is not None]
-            row[what] = _shown(over_seeds(values), values) if values else "-"
+            values = {seed: one[what][1] for seed, one in after.items() if one[what] is not None}
+            row[what] = _shown(over_seeds([*values.values()]), len(values)) if values else "-"
+            told.append(f"{what} {row[what]}")
+            pairs = _differences(values, first.setdefault(what, values))
+            if table and len(pairs) > 1:
+                row[f"{what}_difference"] = str(over_seeds(pairs))
+                told.append(f"difference {row[f'{what}_difference']}")
         table.append(row)
-        print(
-            f"{label}: success {row['success']}, reward {row['reward']} "
-            f"({len(after)} of {len(mine)} runs)"
-        )
+        print(f"{label}: {', '.join(told)} ({len(after)} of {len(mine)} runs)")
     if folder.is_dir():
         (folder / "sweep.json").write_text(json.dumps(table, indent=2) + "\n", encoding="utf-8")
 
 
-def _shown(interval: "Interval", values: Sequence[float]) -> str:
+def _differences(values: Mapping[int, float], others: Mapping[int, float]) -> list[float]:
+    """Seed by seed: the seeds that both have.
+
+    Example:
+        >>> _differences({0: 0.75, 1: 0.5}, {0: 0.5, 2: 0.5})
+        [0.25]
+    """
+    return [value - others[seed] for seed, value in values.items() if seed in others]
+
+
+def _shown(interval: "Interval", runs: int) -> str:
     """The mean with its interval; a single run has no interval."""
-    return str(interval) if len(values) > 1 else f"{values[0]:.3f} (one run)"
+    return str(interval) if runs > 1 else f"{interval.estimate:.3f} (one run)"
