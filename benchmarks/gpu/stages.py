@@ -16,7 +16,8 @@ may be made ahead, on a machine without a GPU:
 A size takes the first so many of them; without sizes, only the training is done. Nothing large is
 written: with --lora, FOLDER gets the adapter of every size. FOLDER/results.json is written
 after every stage: success and mean reward with 95 % intervals, successes by kind of task where the
-environment names kinds, and the seconds of each part.
+environment names kinds, generated tokens, and the seconds of each part. Where replies have
+thoughts, every evaluation is also made with the thoughts cut away.
 """
 
 import argparse
@@ -94,32 +95,47 @@ def config_of(plan: Plan, *words: str) -> Any:
 def evaluate(plan: Plan, config: Any, generator: Any, tokenizer: Any) -> dict[str, Any]:
     """Temperature -> success and reward on each held-out task once, in all and by kind of task."""
     from turnwise.evaluate.evaluation import EvalResult
+    from turnwise.evaluate.thoughts import without_thought
     from turnwise.rollout.proxy import AgentProxy
 
     found: dict[str, Any] = {}
     plans, kinds = held_out_plans(config, plan.tasks)
-    for temperature in plan.temperatures:
-        rollout = config.rollout.model_copy(update={"eval_temperature": temperature})
-        played = config.model_copy(update={"rollout": rollout})
-        proxy = AgentProxy(played, generator, tokenizer, split="val")
-        try:
-            result = EvalResult.of("policy", proxy.play_these(plans))
-        finally:
-            proxy.close()
-        by_kind: dict[str, list[bool]] = {}
-        for outcome in result.outcomes:
-            if outcome.task_id in kinds:
-                by_kind.setdefault(kinds[outcome.task_id], []).append(bool(outcome.success))
-        known = result.success
-        found[f"{temperature:g}"] = {
-            "tasks": len(result.outcomes),
-            "success": None if known is None else [known.estimate, known.low, known.high],
-            "reward": [result.reward.estimate, result.reward.low, result.reward.high],
-            "by_kind": {kind: [sum(won), len(won)] for kind, won in sorted(by_kind.items())},
-            "turns": sum(outcome.turns for outcome in result.outcomes) / len(result.outcomes),
-            "failures": result.failures,
-        }
+    ways = {"": config}
+    if config.env.format.think:
+        ways[" without thoughts"] = without_thought(config, tokenizer)
+    for way, chosen in ways.items():
+        for temperature in plan.temperatures:
+            rollout = chosen.rollout.model_copy(update={"eval_temperature": temperature})
+            played = chosen.model_copy(update={"rollout": rollout})
+            proxy = AgentProxy(played, generator, tokenizer, split="val")
+            try:
+                result = EvalResult.of("policy", proxy.play_these(plans))
+            finally:
+                proxy.close()
+            found[f"{temperature:g}{way}"] = summary(result, kinds)
     return found
+
+
+def summary(result: Any, kinds: Mapping[str, str]) -> dict[str, Any]:
+    """One evaluation: success and reward, successes by kind of task, lengths, thoughts."""
+    from turnwise.log.metrics import rollout_metrics
+
+    by_kind: dict[str, list[bool]] = {}
+    for outcome in result.outcomes:
+        if outcome.task_id in kinds:
+            by_kind.setdefault(kinds[outcome.task_id], []).append(bool(outcome.success))
+    known = result.success
+    metrics = rollout_metrics(result.episodes)
+    return {
+        "tasks": len(result.outcomes),
+        "success": None if known is None else [known.estimate, known.low, known.high],
+        "reward": [result.reward.estimate, result.reward.low, result.reward.high],
+        "by_kind": {kind: [sum(won), len(won)] for kind, won in sorted(by_kind.items())},
+        "turns": sum(outcome.turns for outcome in result.outcomes) / len(result.outcomes),
+        "generated_tokens": metrics["rollout/tokens"],
+        "thoughts": {key: value for key, value in metrics.items() if "/thought_" in key},
+        "failures": result.failures,
+    }
 
 
 def held_out_plans(config: Any, tasks: int | None) -> tuple[list[Any], dict[str, str]]:
@@ -248,6 +264,7 @@ def train(plan: Plan, size: int, steps: int, algorithm: str) -> dict[str, Any]:
         "held_out": held_out,
         "train_success": [row.get("rollout/success") for row in rows],
         "train_turns": [row.get("rollout/turns") for row in rows],
+        "train_tokens": sum(row.get("rollout/tokens") or 0.0 for row in rows),
         "seconds_per_step": round(seconds.parts["train"] / max(len(rows), 1), 2),
         "seconds": seconds.parts,
     }

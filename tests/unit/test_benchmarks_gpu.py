@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import warm
 
 ROOT = Path(__file__).parents[2]
 
@@ -18,7 +19,7 @@ def run(script: str, folder: Path, *words: str) -> dict[str, Any]:
     out = folder / "out.json"
     done = subprocess.run(
         [
-            sys.executable,
+            *warm.python(),
             f"benchmarks/gpu/{script}",
             "--device",
             "cpu",
@@ -138,7 +139,7 @@ def test_the_endpoint_is_compared_with_the_same_environment(tmp_path: Path, engi
         tiny_tokenizer().save_pretrained(tmp_path)
         words += ["--model", str(tmp_path), "--device", "cpu", "--tokens", "4"]
     done = subprocess.run(
-        [sys.executable, "benchmarks/endpoint.py", *words],
+        [*warm.python(), "benchmarks/endpoint.py", *words],
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
         capture_output=True,
