@@ -17,10 +17,12 @@ CPU_WHEELS := https://download.pytorch.org/whl/cpu
 
 # Tests are small: one thread each is quicker than many, and results do not depend on the number of cores.
 test test-slow test-search test-gpu test-trl bench: export OMP_NUM_THREADS ?= 1
+# They start hundreds of processes, each of which would compile turnwise again.
+test test-slow test-search test-gpu test-trl: export PYTHONDONTWRITEBYTECODE =
 # The main job's model is small too: more than two threads would only wait for each other.
 train: export OMP_NUM_THREADS ?= 2
 
-.PHONY: install browser test test-slow test-search test-gpu test-trl lint format train bench docs docs-serve clean
+.PHONY: install browser style types quick test test-slow test-search test-gpu test-trl lint format train bench docs docs-serve clean
 
 install: $(READY)
 
@@ -42,9 +44,13 @@ $(READY): $(CORE)
 	$(BIN)/pip install -q $(PINS) -e '.[$(EXTRAS)]'
 	touch $@
 
-lint: $(READY)
+lint: style types
+
+style: $(READY)
 	$(BIN)/ruff check $(CODE)
 	$(BIN)/ruff format --check $(CODE)
+
+types: $(READY)
 	$(BIN)/pyright
 
 # Debian's package; other systems have one of their own.
@@ -54,11 +60,16 @@ browser:
 	test -n "$(CHROMIUM)" || { $(SUDO) apt-get update -q && \
 		$(SUDO) env DEBIAN_FRONTEND=noninteractive apt-get install -q -y --no-install-recommends chromium; }
 
-# Two processes, a test file in one of them each.
+# Pyright has one thread: beside the tests, no core waits for it.
+test: style
+	@$(MAKE) --no-print-directory -j 2 types quick
+
+# Two processes, a test file in one of them each, in the order of the folders: last come the doctests,
+# file by file, so that both processes end at about the same time.
 JOBS ?= 2
-test: lint
+quick: $(READY)
 	@test -n "$(CHROMIUM)" || echo 'no chromium: the tests of the page skip; `make browser` installs it'
-	$(BIN)/pytest -m "not gpu and not slow" -n $(JOBS) --dist loadfile
+	$(BIN)/pytest -m "not gpu and not slow" -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
 test-slow: $(READY)
 	$(BIN)/pytest -m "slow and not gpu"

@@ -5,6 +5,7 @@ import atexit
 import os
 import shutil
 import signal
+import sys
 import tempfile
 from importlib.util import find_spec
 from pathlib import Path
@@ -20,6 +21,7 @@ for _name in ("XDG_STATE_HOME", "XDG_CACHE_HOME"):
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 TESTS = Path(__file__).parent / "tests"
+sys.path.insert(0, str(TESTS))  # what tests of several folders share
 PACKAGE = Path(__file__).parent / "turnwise"
 KERNELS = PACKAGE / "generate/blocks/kernels.py"
 VERL = PACKAGE / "integrations/verl"

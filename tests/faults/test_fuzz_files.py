@@ -39,7 +39,7 @@ from turnwise.train.checkpoint import CheckpointError, read_checkpoint, write_ch
 from turnwise.types import Message, ToolCall
 
 FUZZ = settings(
-    max_examples=60,
+    max_examples=settings.default.max_examples // 5,  # every example reads a whole run
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 VALUES: st.SearchStrategy[Any] = st.recursive(

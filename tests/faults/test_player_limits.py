@@ -2,10 +2,10 @@
 an episode each."""
 
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+import warm
 
 from turnwise.config.schema import Config, EnvConfig, RolloutConfig
 from turnwise.evaluate.check_env import check_beside, check_env
@@ -85,7 +85,7 @@ def test_a_person_is_told_that_the_environment_hangs(config: Config) -> None:
         "--seed",
         "1",
     ]
-    command = [sys.executable, "-m", "turnwise", *words]
+    command = [*warm.turnwise(), *words]
     done = subprocess.run(command, input="go\n", capture_output=True, text=True, timeout=600)
     assert done.returncode != 0
     assert "env_timeout: step took longer than 0.5 s" in done.stderr

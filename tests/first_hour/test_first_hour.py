@@ -1,5 +1,5 @@
-"""The first hour of a newcomer: every command of docs/tutorial.md in real processes, one after the
-other in one folder outside the repository. (Those of README.md: tests/unit/test_docs.py.)"""
+"""The first hour of a newcomer: every command of docs/tutorial.md in a process of its own, one
+after the other in one folder outside the repository. (README.md: tests/unit/test_docs.py.)"""
 
 import json
 import os
@@ -10,17 +10,18 @@ import sys
 from pathlib import Path
 
 import pytest
+import warm
 
 ROOT = Path(__file__).parents[2]
 BLOCK = re.compile(r"<!-- first hour(: Ctrl-C)? -->\n```(bash|python)\n(.*?)```", re.DOTALL)
 
 
 def environment() -> dict[str, str]:
-    """As after an installation: `turnwise` on PATH, nothing from the network."""
-    programs = Path(sys.executable).parent
+    """As after an installation: `turnwise` and `python` on PATH, nothing from the network."""
+    path = [warm.programs(), str(Path(sys.executable).parent), os.environ["PATH"]]
     return {
         **os.environ,
-        "PATH": f"{programs}{os.pathsep}{os.environ['PATH']}",
+        "PATH": os.pathsep.join(path),
         "HF_HUB_OFFLINE": "1",
         "PYTHONUNBUFFERED": "1",
     }

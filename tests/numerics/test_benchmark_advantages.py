@@ -2,17 +2,17 @@
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+import warm
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "advantages.py"
 
 
 def run_quick() -> dict[str, Any]:
-    command = [sys.executable, str(SCRIPT), "--quick"]
+    command = [*warm.python(), str(SCRIPT), "--quick"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     return json.loads(done.stdout.splitlines()[-1])
 

@@ -222,7 +222,7 @@ def test_it_starts_in_under_a_second(words: list[str]) -> None:
             - before.children_system
         )
 
-    assert min(seconds() for _ in range(3)) < 1.0
+    assert any(seconds() < 1.0 for _ in range(3))
 
 
 def test_importing_turnwise_takes_a_moment_only() -> None:
@@ -230,7 +230,7 @@ def test_importing_turnwise_takes_a_moment_only() -> None:
         "import time; start = time.process_time(); import turnwise; print(time.process_time() - "
         "start)"
     )
-    assert min(float(python(code)) for _ in range(3)) < 0.1
+    assert any(float(python(code)) < 0.1 for _ in range(3))
 
 
 @pytest.mark.parametrize("name", turnwise.__all__)

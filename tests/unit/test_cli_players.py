@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import ClassVar
 
 import pytest
-
-RUN = [sys.executable, "-c", "from turnwise.cli.main import main; main()"]
+import warm
 
 
 def turnwise(*words: str, cwd: Path, given: str = "") -> subprocess.CompletedProcess[str]:
-    return subprocess.run([*RUN, *words], cwd=cwd, input=given, capture_output=True, text=True)
+    command = [*warm.turnwise(), *words]
+    return subprocess.run(command, cwd=cwd, input=given, capture_output=True, text=True)
 
 
 WALKER = """
@@ -232,7 +232,7 @@ def test_play_with_lines(tmp_path: Path) -> None:
 def test_play_with_arrow_keys_in_a_terminal(tmp_path: Path) -> None:
     leader, follower = pty.openpty()
     process = subprocess.Popen(
-        [*RUN, "play", "simple_game"],
+        [*warm.turnwise(), "play", "simple_game"],
         cwd=tmp_path, stdin=follower, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
     )  # fmt: skip
     os.close(follower)

@@ -2,12 +2,11 @@
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+import warm
 
-RUN = [sys.executable, "-c", "from turnwise.cli.main import main; main()"]
 SMALL = [
     "bandit",
     "train.steps=2",
@@ -23,7 +22,7 @@ SMALL = [
 
 
 def turnwise(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([*RUN, *words], cwd=cwd, capture_output=True, text=True)
+    return subprocess.run([*warm.turnwise(), *words], cwd=cwd, capture_output=True, text=True)
 
 
 @pytest.fixture(scope="module")

@@ -9,13 +9,12 @@ import re
 import subprocess
 import sys
 import tomllib
-from collections.abc import Generator
 from pathlib import Path
 
 import pytest
 from doc_commands import check_command, split_block
 from doc_pages import BLOCKS, LANGUAGES, PAGES, ROOT, Block, blocks_of, sequences
-from doc_runner import BlockServer, environment
+from doc_runner import run_bash, run_python
 
 from turnwise.config import ConfigError, run_config
 
@@ -30,26 +29,6 @@ def name_of(page: Path) -> str:
     return str(page.relative_to(ROOT))
 
 
-@pytest.fixture(scope="module")
-def server() -> Generator[BlockServer]:
-    found = BlockServer()
-    yield found
-    found.close()
-
-
-def run_bash(block: Block, folder: Path) -> tuple[int, str]:
-    done = subprocess.run(
-        ["bash", "-euo", "pipefail", "-c", block.code],
-        cwd=folder,
-        env=environment(),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-    return done.returncode, done.stdout
-
-
 @pytest.mark.parametrize(
     "blocks",
     [
@@ -61,11 +40,11 @@ def run_bash(block: Block, folder: Path) -> tuple[int, str]:
         for blocks in sequences()
     ],
 )
-def test_blocks_run(blocks: list[Block], server: BlockServer, tmp_path: Path) -> None:
+def test_blocks_run(blocks: list[Block], tmp_path: Path) -> None:
     for language, following in itertools.groupby(blocks, key=lambda block: block.language):
         if language == "python":
             program = list(following)
-            status, output = server.run(program, tmp_path)
+            status, output = run_python(program, tmp_path)
             assert status == 0, f"{program[0].name}\n{output}"
             continue
         for block in following:

@@ -22,7 +22,7 @@ from turnwise.envs.registry import find_env, list_envs, make, make_env
 from turnwise.envs.text_turns import TextTurns
 from turnwise.evaluate.check_env import check_env
 from turnwise.evaluate.players import RandomPlayer, ScriptedPlayer, play_episodes
-from turnwise.evaluate.replay import replay_episode
+from turnwise.evaluate.replay import replay_episodes
 from turnwise.integrations.envs.common import OwnRandom
 from turnwise.integrations.envs.gymnasium import GymnasiumEnv
 from turnwise.integrations.envs.openenv import OpenEnvEnv
@@ -87,7 +87,7 @@ def test_gymnasium_environments_keep_the_contract(id: str) -> None:
 def test_gymnasium_episodes_replay(id: str) -> None:
     config = Config(env=EnvConfig(name=f"gymnasium:{id}"), train=TrainConfig(max_turn=4))
     episodes = play_episodes(config, RandomPlayer(), episodes=4)
-    assert [replay_episode(episode, config) for episode in episodes] == [None] * 4
+    assert replay_episodes(episodes, config) == [None] * 4
 
 
 def test_actions_have_names_and_reach_gymnasium() -> None:
@@ -235,7 +235,7 @@ def test_textarena_games(id: str) -> None:
     config = Config(env=EnvConfig(name=f"textarena:{id}"), train=TrainConfig(max_turn=4))
     episodes = play_episodes(config, ScriptedPlayer("wrong", wrong), episodes=4)
     assert all(not episode.status.failed for episode in episodes)
-    assert [replay_episode(episode, config) for episode in episodes] == [None] * 4
+    assert replay_episodes(episodes, config) == [None] * 4
 
 
 @pytest.mark.skipif(not installed("textarena"), reason="needs the extra textarena")
@@ -307,7 +307,7 @@ def test_gem_environments(id: str) -> None:
     config = Config(env=EnvConfig(name=f"gem:{id}"), train=TrainConfig(max_turn=4))
     episodes = play_episodes(config, RandomPlayer(), episodes=4)
     assert all(not episode.status.failed for episode in episodes)
-    assert [replay_episode(episode, config) for episode in episodes] == [None] * 4
+    assert replay_episodes(episodes, config) == [None] * 4
 
 
 OPENENV_SERVER = """
@@ -383,7 +383,7 @@ def test_openenv_servers(openenv_url: str) -> None:
     env.close()
     episodes = play_episodes(config, ScriptedPlayer("wrong", wrong), episodes=3)
     assert [episode.status.value for episode in episodes] == ["completed"] * 3
-    assert [replay_episode(episode, config) for episode in episodes] == [None] * 3
+    assert replay_episodes(episodes, config) == [None] * 3
 
 
 @pytest.mark.skipif(not installed("openenv"), reason="needs the extra openenv")

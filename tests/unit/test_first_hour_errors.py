@@ -8,6 +8,7 @@ import threading
 from pathlib import Path
 
 import pytest
+import warm
 
 from turnwise.cli.main import main
 from turnwise.config import run_config
@@ -50,11 +51,8 @@ def test_check_env_says_what_it_does_while_a_step_sleeps(tmp_path: Path) -> None
         "    def reset(self, seed=None):\n        return f'Number {seed}.'\n\n"
         "    def step(self, action):\n        time.sleep(600)\n"
     )
-    program = "import sys; from turnwise.cli.main import main; main(sys.argv[1:])"
     words = ["check-env", "slow.py:Slow", "--rollout.step_timeout", "4"]
-    done = subprocess.run(
-        [sys.executable, "-c", program, *words], cwd=tmp_path, capture_output=True, text=True
-    )
+    done = subprocess.run([*warm.turnwise(), *words], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 1
     assert "... checking slow.py:Slow, seed: 1 of 10" in done.stderr
     assert "step took longer than 4 s; where it needs longer, raise rollout.step_timeout" in (

@@ -87,8 +87,11 @@ def marks(family: str, texts: dict[str, str], where: str = "observations") -> li
     return [tokenizer.decode([index]) for index in ids if index >= 256]
 
 
+FOR_EACH_TEMPLATE = settings(max_examples=settings.default.max_examples // 4)
+
+
 @pytest.mark.parametrize("family", TEMPLATES)
-@settings(max_examples=60, deadline=None)
+@FOR_EACH_TEMPLATE
 @given(
     st.dictionaries(st.sampled_from([f for f in FIELDS if f not in ("system", "reply")]), hostile)
 )
@@ -97,7 +100,7 @@ def test_no_text_of_others_becomes_a_control_token(family: str, texts: dict[str,
 
 
 @pytest.mark.parametrize("family", TEMPLATES)
-@settings(max_examples=40, deadline=None)
+@FOR_EACH_TEMPLATE
 @given(st.dictionaries(st.sampled_from(FIELDS), hostile))
 def test_no_text_at_all_becomes_a_special_token(family: str, texts: dict[str, str]) -> None:
     """What the model said may hold control strings, which the template reads; never special
@@ -110,7 +113,7 @@ def test_no_text_at_all_becomes_a_special_token(family: str, texts: dict[str, st
 
 
 @pytest.mark.parametrize("family", TEMPLATES)
-@settings(max_examples=60, deadline=None)
+@FOR_EACH_TEMPLATE
 @given(st.lists(hostile, min_size=1, max_size=4), st.sampled_from(["full", "last_k"]))
 def test_marks_in_text_of_the_template_are_not_forged_either(
     family: str, texts: list[str], window: str
@@ -172,7 +175,7 @@ ordinary = st.lists(
 
 
 @pytest.mark.parametrize("family", [name for name in TEMPLATES if name != "no_system"])
-@settings(max_examples=40, deadline=None)
+@FOR_EACH_TEMPLATE
 @given(
     st.dictionaries(
         st.sampled_from(FIELDS), ordinary.filter(lambda text: text.strip("-\n") == text)

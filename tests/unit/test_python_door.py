@@ -3,13 +3,13 @@ event loop."""
 
 import asyncio
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import warm
 from python_parts import SMALL, Coin, Counts, above_group, brevity, reinforce
 from train_parts import batch, sample
 
@@ -324,7 +324,7 @@ def test_files_name_every_part_on_the_command_line(tmp_path: Path) -> None:
         "log.callbacks=[mine.py:Counts]",
         "log.name=run",
     ]
-    command = [sys.executable, "-m", "turnwise", "train", "mine.yaml", *words]
+    command = [*warm.turnwise(), "train", "mine.yaml", *words]
     path = f"{here.parents[1]}:{here}"
     done = subprocess.run(
         command,

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+import warm
 from learn_parts import parrot_config
 
 from turnwise.config import show_config
@@ -174,7 +175,7 @@ def test_a_killed_run_goes_on_by_command(tmp_path: Path, whole: Path) -> None:
     words = ["sft", "run.yaml", "log.callbacks=[killer.py:Kill]"]
     path = os.pathsep.join([str(HERE), *sys.path])
     done = subprocess.run(
-        [sys.executable, "-m", "turnwise", *words],
+        [*warm.turnwise(), *words],
         cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": path},
         capture_output=True,
