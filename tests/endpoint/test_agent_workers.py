@@ -15,6 +15,10 @@ import warm
 from agent_parts import agent_config, check_tokens, scripted
 
 import turnwise
+from turnwise.endpoint import env
+from turnwise.endpoint.beside import EndpointProcess
+from turnwise.endpoint.worker import Gone
+from turnwise.isolation.processes import WorkerLostError
 from turnwise.rollout.proxy import AgentProxy, RolloutError
 from turnwise.testing.tiny import tiny_tokenizer
 from turnwise.types import Episode, Status, Task
@@ -74,6 +78,16 @@ def workers() -> list[psutil.Process]:
     ]
 
 
+def endpoint_processes() -> list[psutil.Process]:
+    """Each is the child of a process that guards it."""
+    guards = [
+        child
+        for child in psutil.Process().children()
+        if "turnwise.endpoint.process" in child.cmdline()
+    ]
+    return [one for guard in guards for one in guard.children()]
+
+
 def test_worker_processes_run_programs_and_end_with_their_environments(program: str) -> None:
     episodes = play(f"{program}:solve", groups=6, options={"workers": 2})
     assert {episode.status for episode in episodes} == {Status.COMPLETED}
@@ -86,8 +100,6 @@ def test_worker_processes_run_programs_and_end_with_their_environments(program: 
 def test_a_worker_that_dies_costs_nothing_but_time(
     program: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from turnwise.endpoint import env
-
     monkeypatch.setattr(env, "LEASE", 6.0)
     episodes = play(f"{program}:dies_once", groups=3, options={"workers": 1})
     assert [episode.error for episode in episodes] == [None] * 3
@@ -105,18 +117,47 @@ def test_an_endpoint_that_dies_costs_nothing_but_time(tmp_path: Path) -> None:
             mark.touch(exist_ok=False)
         except FileExistsError:
             return 1.0
-        guards = [
-            child
-            for child in psutil.Process().children()
-            if "turnwise.endpoint.process" in child.cmdline()
-        ]
-        for process in [one for guard in guards for one in guard.children()]:
+        for process in endpoint_processes():
             process.kill()
         return 0.0
 
     episodes = play(turnwise.agent(kills_it_once), groups=3)
     assert [episode.error for episode in episodes] == [None] * 3
     assert [episode.reward for episode in episodes] == [1.0] * 3
+
+
+def test_an_endpoint_that_dies_with_a_request_unread_is_noticed() -> None:
+    """Then reading from it is an error (ECONNRESET), not the end of a file."""
+    endpoint = EndpointProcess()
+    early = endpoint.call("step", 0, lambda data: data, text="", said={})
+    assert "before its reset" in str(early.exception(timeout=600))
+    for process in endpoint_processes():
+        process.suspend()
+    waiting = endpoint.call("step", 0, lambda data: data, text="", said={})
+    for process in endpoint_processes():
+        process.kill()
+    assert isinstance(waiting.exception(timeout=600), WorkerLostError)
+    again = endpoint.call("step", 0, lambda data: data, text="", said={})
+    assert "before its reset" in str(again.exception(timeout=600))
+
+
+def test_workers_in_this_process_that_gave_up_are_replaced() -> None:
+    """They end when no endpoint answers for a while, as between two rollouts in which it died."""
+
+    def answers(client: Any) -> float:
+        client.chat.completions.create(model="policy", messages=[{"role": "user", "content": "?"}])
+        return 1.0
+
+    config = agent_config(turnwise.agent(answers), groups=2)
+    proxy = AgentProxy(config, scripted("fine"), tiny_tokenizer())
+    try:
+        assert [episode.reward for episode in proxy.play_all(0)] == [1.0, 1.0]
+        (staff,) = [one for one in env._STAFFS.values() if one._threads is not None]
+        assert staff._threads is not None
+        staff._threads._give_up(Gone("no answer"))
+        assert [episode.reward for episode in proxy.play_all(1)] == [1.0, 1.0]
+    finally:
+        proxy.close()
 
 
 def test_a_program_of_this_process_alone_is_refused_in_workers() -> None:

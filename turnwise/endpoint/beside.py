@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from turnwise.envs.base import EnvError
 from turnwise.envs.wire import decode, encode
 from turnwise.isolation.processes import WorkerLostError
-from turnwise.procs.channel import HEADER, send_frame, start_beside
+from turnwise.procs.channel import receive_frame, send_frame, start_beside
 from turnwise.serve.http import listen
 from turnwise.types import Call, Json, Message, Observation, StepResult
 
@@ -63,25 +63,29 @@ class EndpointProcess:
         return channel
 
     def _listen(self, channel: socket.socket) -> None:
-        with channel, channel.makefile("rb", 1 << 16) as stream:
-            while len(header := stream.read(HEADER.size)) == HEADER.size:
-                data = stream.read(HEADER.unpack(header)[0])
-                answer = decode(data)
-                with self._lock:
-                    future, read = self._waiting.pop(answer["id"])
+        try:
+            with channel:
+                while (data := receive_frame(channel)) is not None:
+                    answer = decode(data)
+                    with self._lock:
+                        future, read = self._waiting.pop(answer["id"])
+                    if future.set_running_or_notify_cancel():
+                        _settle(future, read, answer)
+        finally:  # whatever ended it: nobody may wait for an answer that cannot come
+            with self._lock:
+                self._channel = None
+                waiting, self._waiting = self._waiting, {}
+            for future, _ in waiting.values():
                 if future.set_running_or_notify_cancel():
-                    _settle(future, read, answer)
-        with self._lock:
-            self._channel = None
-            waiting, self._waiting = self._waiting, {}
-        for future, _ in waiting.values():
-            if future.set_running_or_notify_cancel():
-                future.set_exception(WorkerLostError("the process of the endpoint died"))
+                    future.set_exception(WorkerLostError("the process of the endpoint died"))
 
 
 def _settle(future: Future[Any], read: Callable[[Json], Any], answer: dict[str, Json]) -> None:
     if "ok" in answer:
-        future.set_result(read(answer["ok"]))
+        try:
+            future.set_result(read(answer["ok"]))
+        except Exception as error:  # those who wait for it are told
+            future.set_exception(error)
         return
     kind = WorkerLostError if answer["lost"] else EnvError
     future.set_exception(kind(answer["error"]))

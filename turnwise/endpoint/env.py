@@ -225,17 +225,16 @@ class _Staff:
         self._threads: Worker | None = None
         if workers == "elsewhere":
             return
-        url, token = endpoint.url, endpoint.work_token
-        self._command = child_command(
-            "turnwise.endpoint.worker", url, self.queue, program, str(slots)
-        )
+        self._program, self._slots = program, slots
         if workers == 0:
-            self._threads = Worker(url, self.queue, token, program, slots=slots)
-            self._threads.start()
+            self._threads = self._start_here()
         self._processes = [self._start() for _ in range(int(workers))]
 
     def mend(self) -> None:
-        """Starts a worker in the place of each one that has died."""
+        """Starts a worker in the place of each one that has died or has given up."""
+        if self._threads is not None and self._threads.ended is not None:
+            logger.warning("%s; other workers take its place", self._threads.ended)
+            self._threads = self._start_here()
         for place, process in enumerate(self._processes):
             if process.poll() is not None:
                 logger.warning(
@@ -243,10 +242,18 @@ class _Staff:
                 )
                 self._processes[place] = self._start()
 
+    def _start_here(self) -> Worker:
+        url, token = self.endpoint.url, self.endpoint.work_token
+        worker = Worker(url, self.queue, token, self._program, slots=self._slots)
+        worker.start()
+        return worker
+
     def _start(self) -> "subprocess.Popen[bytes]":
-        token = self.endpoint.work_token
+        url, token = self.endpoint.url, self.endpoint.work_token
         return subprocess.Popen(
-            self._command,
+            child_command(
+                "turnwise.endpoint.worker", url, self.queue, self._program, str(self._slots)
+            ),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             process_group=0,
