@@ -141,8 +141,9 @@ def metric_values(metrics: Metrics) -> dict[str, float]:
     return {name: float(metric.value) for name, metric in metrics.items()}
 
 
-def rollout_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
-    """What a rollout came to. Failed episodes are counted as such and are in nothing else.
+def rollout_metrics(episodes: Sequence[Episode], *, late: int | None = None) -> dict[str, float]:
+    """What a rollout came to. Failed episodes are counted as such and are in nothing else. `late`:
+    how many were given up because enough groups were over, where `rollout.enough_groups` is set.
 
     Example:
         >>> rollout_metrics([])
@@ -154,6 +155,8 @@ def rollout_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
         "rollout/failures": Sum(len(episodes) - len(played)),
         "rollout/retries": Sum(sum(episode.attempts - 1 for episode in episodes)),
     }
+    if late is not None:
+        metrics["rollout/late_episodes"] = Sum(late)
     if episodes:
         for status in Status:
             shares = [float(episode.status is status) for episode in episodes]

@@ -80,9 +80,8 @@ def training_step(
     metrics: dict[str, float] = {}
     with clock("rollout"), discardable():  # 1. Play the step's episodes.
         rollout = proxy.play(step)
-        metrics |= rollout_metrics([*rollout.episodes, *rollout.dropped])
-        if rollout.late is not None:
-            metrics["rollout/late_episodes"] = float(rollout.late)
+        everyone = (*rollout.episodes, *rollout.dropped)
+        metrics |= rollout_metrics(everyone, late=rollout.late)
 
     with clock("batch"):  # 2. Samples and a batch; the ledger checks that no token changed.
         episodes, found = credited(rollout.episodes, learner.algorithm)
@@ -108,12 +107,8 @@ def training_step(
                 gap.check(learner.config.max_gap, step=step)
 
         with clock("advantages"):  # 5. Credit for every token, over the whole batch.
-            penalty = None
-            if learner.algorithm.kl_in == "reward" and batch.ref_logprobs is not None:
-                penalty, kl = kl_rewards(
-                    batch, coef=learner.kl.coef, form=learner.algorithm.kl_form
-                )
-                metrics["train/kl_ref"] = kl
+            penalty, found = _kl_penalty(batch, learner)
+            metrics |= found
             batch, found = compute_advantages(batch, learner.algorithm, token_rewards=penalty)
             metrics |= found
             assert batch.advantages is not None
@@ -132,11 +127,20 @@ def training_step(
     metrics |= _speed(clock, rollout.num_tokens, batch)
     return StepRecord(
         metrics=metrics,
-        episodes=(*rollout.episodes, *rollout.dropped),
+        episodes=everyone,
         credit=credit_rows(batch, [samples[row] for row in rows.tolist()]) if updated else [],
         ledger=ledger,
         updated=updated,
     )
+
+
+def _kl_penalty(batch: Batch, learner: Learner) -> tuple[torch.Tensor | None, dict[str, float]]:
+    """The rewards of tokens for staying close to the reference, where the algorithm has its KL
+    there, and the KL itself."""
+    if learner.algorithm.kl_in != "reward" or batch.ref_logprobs is None:
+        return None, {}
+    penalty, kl = kl_rewards(batch, coef=learner.kl.coef, form=learner.algorithm.kl_form)
+    return penalty, {"train/kl_ref": kl}
 
 
 def credited(

@@ -14,6 +14,9 @@ _WITHOUT_CRITIC = [preset for preset in PRESETS.values() if not preset.needs_cri
 CREDITS = ("group_relative", "turn_level", *dict.fromkeys(p.advantage for p in _WITHOUT_CRITIC))
 """Values of `VerifiersGRPOConfig.credit`: two for TRL only, and all estimators without critic."""
 
+Rule = tuple[str, Any, bool, str]
+"""A setting, its value, whether it is refused, and why."""
+
 
 def check_credit(name: str) -> None:
     """Raises ValueError where TRL cannot honour this way of assigning credit."""
@@ -44,7 +47,7 @@ def refuse(config: Config) -> Algorithm:
             f"{usable}"
         )
     check_credit(algorithm.advantage)
-    for key, value, wrong, why in _rules(config, algorithm):
+    for key, value, wrong, why in _algorithm_rules(config, algorithm) + _run_rules(config):
         if wrong:
             raise ValueError(
                 f"{key} = {value!r} cannot be honoured by backend trl: {why}; use backend native "
@@ -54,8 +57,7 @@ def refuse(config: Config) -> Algorithm:
     return algorithm
 
 
-def _rules(config: Config, algorithm: Algorithm) -> list[tuple[str, Any, bool, str]]:
-    """(setting, its value, whether it is refused, why)."""
+def _algorithm_rules(config: Config, algorithm: Algorithm) -> list[Rule]:
     updates = config.train.epochs * config.train.mini_batches
     return [
         (
@@ -102,6 +104,17 @@ def _rules(config: Config, algorithm: Algorithm) -> list[tuple[str, Any, bool, s
             "set algo.kl_coef: 0",
         ),
         (
+            "algo.penalty_only_groups",
+            config.algo.penalty_only_groups,
+            config.algo.penalty_only_groups == "drop",
+            "TRL trains on every group",
+        ),
+    ]
+
+
+def _run_rules(config: Config) -> list[Rule]:
+    return [
+        (
             "rollout.enough_groups",
             config.rollout.enough_groups,
             config.rollout.enough_groups is not None,
@@ -136,12 +149,6 @@ def _rules(config: Config, algorithm: Algorithm) -> list[tuple[str, Any, bool, s
             config.train.max_minutes,
             config.train.max_minutes is not None,
             "TRL counts steps; set train.steps",
-        ),
-        (
-            "algo.penalty_only_groups",
-            config.algo.penalty_only_groups,
-            config.algo.penalty_only_groups == "drop",
-            "TRL trains on every group",
         ),
         (
             "train.max_collapsed_steps",
