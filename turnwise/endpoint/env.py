@@ -1,5 +1,6 @@
 """Programs that call the model, as environments."""
 
+import contextlib
 import itertools
 import logging
 import os
@@ -21,7 +22,8 @@ from turnwise.endpoint.worker import COMMAND, TOKEN, Worker
 from turnwise.envs.base import Hint
 from turnwise.envs.data_rows import RowSplits, load_rows
 from turnwise.envs.tools.sample import random_reply
-from turnwise.procs.channel import child_command, stop
+from turnwise.isolation.processes import WorkerLostError
+from turnwise.procs.channel import STOP_SECONDS, child_command, stop
 from turnwise.types import Json, Message, Observation, StepResult, Task
 from turnwise.user_code import is_only_here, load_object, name_of
 
@@ -141,7 +143,9 @@ class AgentEnv:
     def close(self) -> None:
         if not self._closed:
             self._closed = True
-            self.submit_end().result()
+            # An endpoint that is dead, or does not answer, has no episode that could go on.
+            with contextlib.suppress(WorkerLostError, TimeoutError):
+                self.submit_end().result(STOP_SECONDS)
             self._staff.leave()
 
     def hint(self, what: Hint, seed: int) -> Json:
