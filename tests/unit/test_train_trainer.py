@@ -4,6 +4,7 @@ import json
 import math
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -26,7 +27,7 @@ from turnwise.train.step import check_ledger, training_step
 from turnwise.train.trainer import PPOTrainer
 from turnwise.train.update import TrainingError
 
-LAKE = {
+LAKE: dict[str, Any] = {
     "name": "frozen_lake",
     "options": {"size": 3},
     "format": {"style": "raw", "think": False, "max_actions_per_turn": 1},
@@ -285,31 +286,43 @@ def test_a_resume_says_that_code_and_settings_changed(tmp_path: Path) -> None:
     assert "earlier evaluations were played with the old" in said["config_changed"]
 
 
-def test_groups_without_variance_are_said_and_stop_the_run(tmp_path: Path) -> None:
-    config = quick(
-        tmp_path,
-        env={**LAKE, "name": "learn_envs:Constant", "options": {}},
+def without_variance(folder: Path, *, env: str, steps: int = 9) -> Config:
+    """Every legal reply pays the same; the warm start knows the format, so replies are legal."""
+    return quick(
+        folder,
+        env={
+            **LAKE,
+            "name": env,
+            "options": {},
+            "format": {**LAKE["format"], "format_penalty": 0.0},
+        },
         algo={"name": "grpo"},
-        train={"steps": 9, "max_idle_steps": 2},
+        train={"steps": steps, "max_idle_steps": 2, "max_collapsed_steps": 0},
         model={"embedded": KNOWS_THE_FORMAT},
     )
-    config = config.model_copy(
-        update={
-            "env": config.env.model_copy(
-                update={"format": config.env.format.model_copy(update={"format_penalty": 0.0})}
-            )
-        }
-    )
-    # A reply without a legal action pays 0 and one with pays 1, so the warm start must know the
-    # format first.
-    with pytest.raises(
-        TrainingError, match="Stopped: either every task is solved, or none ever is"
-    ):
-        train(config, sinks=())
+
+
+def test_groups_without_variance_are_said_and_stop_the_run(tmp_path: Path) -> None:
+    with pytest.raises(TrainingError, match="Stopped: no episode succeeds"):
+        train(without_variance(tmp_path, env="learn_envs:Hopeless"), sinks=())
     run = next(iter(tmp_path.iterdir()))
     assert [event["kind"] for event in RunReader(run).events()].count("idle_step") >= 2
     state = read_checkpoint(list_checkpoints(run / "checkpoints")[-1]).state
     assert [event["label"] for event in state["evaluations"]] == ["before", "after"]
+
+
+def test_a_solved_run_ends_before_its_last_step(tmp_path: Path) -> None:
+    result = train(without_variance(tmp_path, env="learn_envs:Constant"), sinks=())
+    assert result.steps < 9
+    kinds = [event["kind"] for event in RunReader(result.path).events()]
+    assert kinds.count("solved") == 1
+    assert result.before is not None
+    assert result.after is not None
+
+
+def test_a_last_step_without_variance_ends_a_run_like_any_other(tmp_path: Path) -> None:
+    result = train(without_variance(tmp_path, env="learn_envs:Hopeless", steps=2), sinks=())
+    assert result.steps == 2
 
 
 def test_a_run_that_says_one_thing_without_success_stops_with_advice(tmp_path: Path) -> None:

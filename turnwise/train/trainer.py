@@ -3,7 +3,7 @@
 config."""
 
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
@@ -233,7 +233,7 @@ class PPOTrainer(RunTrainer):
         self.step += 1
         self._tell_step(result.metrics)
         if not result.updated:
-            self._note_idle(penalties=int(result.metrics.get("group/penalty_only", 0.0)))
+            self._note_idle(result.metrics)
         limit = self.config.train.max_collapsed_steps
         if limit and self.collapsed_steps >= limit and self.step < self.config.train.steps:
             self._end_collapsed()
@@ -263,23 +263,28 @@ class PPOTrainer(RunTrainer):
             self._write_pieces()
         self.run.write_metrics(number, result.metrics)
 
-    def _note_idle(self, *, penalties: int) -> None:
-        limit = self.config.train.max_idle_steps
+    def _note_idle(self, metrics: Mapping[str, float]) -> None:
+        limit, success = self.config.train.max_idle_steps, metrics.get("rollout/success")
+        penalties = int(metrics.get("group/penalty_only", 0.0))
         but = f" but for penalties in {penalties} (algo.penalty_only_groups)" if penalties else ""
         message = (
             f"step {self.step}: in no group did episodes differ in reward{but}, so there was "
-            "nothing to learn "
-            f"({self.idle_steps} of {limit} such steps in a row)"
+            f"nothing to learn ({self.idle_steps} of {limit} such steps in a row)"
         )
         self._note(Notice(kind="idle_step", message=message, step=self.step))
-        if self.idle_steps >= limit:
-            self._give_up(
-                f"{message}. Stopped: either every task is solved, or none ever is. Make tasks "
-                "easier or harder, raise "
-                "rollout.train.group_size or rollout.temperature, shape the reward (env.shaping), "
-                "or raise "
-                "train.max_idle_steps"
-            )
+        if self.idle_steps < limit or self.step == self.config.train.steps:
+            return
+        if success == 1.0:
+            self._enough = True
+            message = f"every episode succeeds since {limit} steps; the run ends after {self.step}"
+            self._note(Notice(kind="solved", message=message, step=self.step, level="info"))
+            return
+        why = {None: "either every task is solved, or none ever is", 0.0: "no episode succeeds"}
+        self._give_up(
+            f"{message}. Stopped: {why.get(success, 'every group has one reward')}. Make tasks "
+            "easier or harder, raise rollout.train.group_size or rollout.temperature, shape the "
+            "reward (env.shaping), or raise train.max_idle_steps"
+        )
 
     def _end_collapsed(self) -> NoReturn:
         message = (

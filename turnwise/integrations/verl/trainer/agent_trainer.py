@@ -578,7 +578,8 @@ class AgentTrainer(PacedTrainer):
 
     def _note_idle(self) -> None:
         self.state.idle_steps = self.state.idle_steps + 1 if self._idle else 0
-        if self.state.idle_steps >= self.ours.train.max_idle_steps:
+        last = self.global_steps >= self.total_training_steps
+        if self.state.idle_steps >= self.ours.train.max_idle_steps and not last:
             raise TrainingError(
                 f"step {self.global_steps}: no group differed in reward for "
                 f"{self.state.idle_steps} steps in a row "
