@@ -30,7 +30,7 @@ SETTINGS = {
     },
     "algo": {"name": "grpo"},
     "train": {
-        "steps": 14,
+        "steps": 30,
         "epochs": 2,
         "mini_batches": 2,
         "lr": 1.0e-3,
