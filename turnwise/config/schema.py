@@ -1,4 +1,3 @@
-# pyright: reportUnknownVariableType=false
 """The typed tree that configures a run. Refuses unknown keys; does not import torch.
 
 Defaults are defined here, except those that depend on the model (base.py). Code receives the
@@ -6,7 +5,7 @@ sub-config that it needs, never the whole tree.
 """
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, cast
 
 from pydantic import (
     AfterValidator,
@@ -323,7 +322,9 @@ class RolloutConfig(Section):
     @classmethod
     def _held_out(cls, value: Any) -> Any:
         """If only some keys of `val` are given, the others keep the defaults of `val`."""
-        return {**HELD_OUT, **value} if isinstance(value, Mapping) else value
+        if not isinstance(value, Mapping):
+            return value
+        return {**HELD_OUT, **cast(Mapping[str, Any], value)}
 
     @model_validator(mode="after")
     def _consistent(self) -> "RolloutConfig":

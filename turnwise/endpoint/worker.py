@@ -1,4 +1,4 @@
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownVariableType=false
 """Workers run programs: a function, a class or a command line, many at once, in this process, in
 processes beside it, or on other machines."""
 

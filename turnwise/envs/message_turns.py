@@ -1,4 +1,3 @@
-# pyright: reportUnknownArgumentType=false, reportUnknownVariableType=false
 """Adapts a message-style environment to the internal protocol: keeps the conversation, calls the
 environment, checks, scores."""
 
@@ -165,7 +164,7 @@ class MessageTurns:
             raw, state = cast(tuple[Any, Any], value)
             self._state = self._read_state(state)
         else:
-            raw = value
+            raw = cast(Any, value)
         reply = read_messages(raw, where=f"{self.name}: env_response")
         if not reply and not self._state.get("done", False):
             raise EnvError(
@@ -213,6 +212,6 @@ class MessageTurns:
         if not isinstance(state, dict) or any(key not in state for key in needed):
             raise EnvError(
                 f"{self.name}: the state is the dict that was passed in, with its keys, got "
-                f"{type(state).__name__}"
+                f"{type(cast(Any, state)).__name__}"
             )
         return cast(State, state)

@@ -1,4 +1,3 @@
-# pyright: reportUnknownArgumentType=false
 """Parses the tuples that `reset` and `step` of a text environment return. Each value passes the
 gate (gate.py)."""
 
@@ -59,7 +58,7 @@ def read_step(value: Any, *, name: str) -> RawStep:
         raise EnvError(
             f"{name}: step returns (observation, reward, done, info) or (observation, reward, "
             "terminated, truncated, "
-            f"info), got {type(value).__name__}{size}"
+            f"info), got {type(cast(Any, value)).__name__}{size}"
         )
     items = cast(tuple[Any, ...], value)
     info = read_info(items[-1], name=name)

@@ -1,4 +1,3 @@
-# pyright: reportUnknownArgumentType=false
 """JSON for the messages between a rollout and an environment in another process or machine. No
 pickle."""
 
@@ -93,5 +92,6 @@ def _refuse_calls(value: Observation | StepResult) -> None:
 
 def _fields(data: Any, keys: Sequence[str], *, name: str) -> dict[str, Any]:
     if not isinstance(data, Mapping) or any(key not in data for key in keys):
-        raise EnvError(f"{name}: an answer must have the keys {', '.join(keys)}, got {brief(data)}")
+        shown = brief(cast(Any, data))
+        raise EnvError(f"{name}: an answer must have the keys {', '.join(keys)}, got {shown}")
     return {key: data[key] for key in keys}

@@ -1,4 +1,4 @@
-# pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false
+# pyright: reportUnknownMemberType=false
 """SftTrainer: a run that imitates demonstrations."""
 
 import shutil

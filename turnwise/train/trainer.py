@@ -1,4 +1,4 @@
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownMemberType=false
 """PPOTrainer: multi-turn (or single-turn) training on one machine, with any algorithm of the
 config."""
 

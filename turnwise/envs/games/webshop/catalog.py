@@ -1,4 +1,3 @@
-# pyright: reportUnknownVariableType=false
 """Products: what a shop sells, read from WebShop's files or written inline, and checked field by
 field."""
 
@@ -253,7 +252,7 @@ def _options(row: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
             str(name).lower(): tuple(_plain(value) for value in _strings(values, "options"))
             for name, values in cast(dict[Any, Any], ready).items()
         }
-    raw = row.get("customization_options") or {}
+    raw = cast(Any, row.get("customization_options") or {})
     if not isinstance(raw, dict):
         raise ProductError(f"'customization_options' maps names to values, got {raw!r:.80}")
     options: dict[str, tuple[str, ...]] = {}

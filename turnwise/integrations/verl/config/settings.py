@@ -1,4 +1,3 @@
-# pyright: reportUnknownArgumentType=false, reportUnknownVariableType=false
 """Config -> verl's config: one table of settings, which `turnwise train` composes and verl's own
 command takes."""
 

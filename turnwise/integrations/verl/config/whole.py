@@ -1,4 +1,3 @@
-# pyright: reportUnknownArgumentType=false, reportUnknownVariableType=false
 """A whole config of verl's with the keys `agent` and `env_template` beside it, read as ours: what
 verl's keys say is translated, what they leave at verl's defaults too, and what cannot be honoured
 is refused by name."""
