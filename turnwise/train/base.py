@@ -31,6 +31,7 @@ from turnwise.log.events import (
     Sinks,
     StepDone,
 )
+from turnwise.log.outcome import summary_json
 from turnwise.log.store import RunDirectory, RunReader
 from turnwise.models.policy import Policy
 from turnwise.procs.stop import Stopped, StopRequest, say_stopping
@@ -319,19 +320,18 @@ class RunTrainer(ABC):
             checkpoint=self._last_checkpoint,
             stopped=self._stopped,
         )
+        checkpoint = result.checkpoint
         self.run.write_summary(
-            {
-                "steps": result.steps,
-                "before": result.before.to_json() if result.before else None,
-                "after": result.after.to_json() if result.after else None,
-                "baselines": [event.to_json() for event in self._baselines()],
-                "seconds": round(result.seconds, 3),
-                "checkpoint": str(result.checkpoint.relative_to(result.path))
-                if result.checkpoint
-                else None,
-                "stopped": result.stopped,
+            summary_json(
+                result.before,
+                result.after,
+                steps=result.steps,
+                baselines=[event.to_json() for event in self._baselines()],
+                seconds=round(result.seconds, 3),
+                checkpoint=str(checkpoint.relative_to(result.path)) if checkpoint else None,
+                stopped=result.stopped,
                 **self._outcome(),
-            }
+            )
         )
         return result
 

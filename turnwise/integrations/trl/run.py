@@ -23,6 +23,7 @@ from turnwise.integrations.trl.mapping import refuse, trl_arguments
 from turnwise.integrations.trl.sources import EnvSource
 from turnwise.log.console import ConsoleSink
 from turnwise.log.events import Evaluated, Notice, RunEnded, RunStarted, Sink, Sinks, StepDone
+from turnwise.log.outcome import summary_json
 from turnwise.log.store import RunDirectory, RunReader
 from turnwise.log.trackers import make_trackers
 from turnwise.models.policy import load_model, load_tokenizer
@@ -232,13 +233,13 @@ class _TRLRun:
             stopped=self._stopped,
         )
         self._run.write_summary(
-            {
-                "steps": result.steps,
-                "before": result.before.to_json() if result.before else None,
-                "after": result.after.to_json() if result.after else None,
-                "seconds": round(result.seconds, 3),
-                "checkpoint": str(folder.relative_to(result.path)),
-            }
+            summary_json(
+                result.before,
+                result.after,
+                steps=result.steps,
+                seconds=round(result.seconds, 3),
+                checkpoint=str(folder.relative_to(result.path)),
+            )
         )
         tokenizer = self._trainer._text_tokenizer()
         self._run.write_pieces(lambda token: tokenizer.decode([token]))
