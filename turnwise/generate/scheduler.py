@@ -123,14 +123,14 @@ def chunks(start: int, end: int, *, chunk: int) -> list[Span]:
     ]
 
 
-def bucket(size: int, *, smallest: int = 16) -> int:
-    """The next power of two, at least `smallest`: the shape in which a chunk runs.
+def bucket(size: int) -> int:
+    """The next power of two, at least 16: the shape in which a chunk runs.
 
     Example:
         >>> bucket(3), bucket(17), bucket(64)
         (16, 32, 64)
     """
-    return max(smallest, 1 << (size - 1).bit_length())
+    return max(16, 1 << (size - 1).bit_length())
 
 
 class Scheduler:
