@@ -13,8 +13,6 @@ from turnwise.log.terminal.text import fit, one_line, wrapped
 from turnwise.log.terminal.view import RunView
 from turnwise.log.words import duration
 
-SMALLEST = (60, 20)
-"""Width and height below which lines are left out."""
 SHOWN = ("success", "reward")
 CURVE_STYLES = {"success": "bright_cyan", "reward": "bright_magenta"}
 STATE_STYLES = {
