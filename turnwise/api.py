@@ -1,4 +1,4 @@
-"""Python's door to turnwise: `turnwise.train`, `turnwise.sft` and `turnwise.evaluate`.
+"""The Python interface: `turnwise.train`, `turnwise.sft` and `turnwise.evaluate`.
 docs/python.md shows them.
 
 What a config names, these take as objects too: each is given a name, and the rest is the path that

@@ -40,7 +40,7 @@ def list_choices(runs: Runs, named: Sequence[str]) -> dict[str, Json]:
     rows = [{"name": name, "options": "", "summary": "your own"} for name in named]
     for spec in list_envs():
         if spec.name not in named and _is_offered(spec) and spec.available:
-            options = f"{spec.door}=..." if spec.door else _options(spec)
+            options = f"{spec.selects}=..." if spec.selects else _options(spec)
             rows.append({"name": spec.name, "options": options, "summary": spec.summary})
     players: list[dict[str, Json]] = [
         {"name": "person", "label": "you"},

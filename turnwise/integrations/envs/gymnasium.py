@@ -79,7 +79,7 @@ class GymnasiumEnv(BaseEnv):
         if not isinstance(space, gymnasium.spaces.Discrete):
             self._env.close()
             raise ValueError(
-                f"{id} has actions of {space}; this door takes discrete ones, wrap the environment "
+                f"{id} has actions of {space}; turnwise takes discrete ones, wrap the environment "
                 "first"
             )
         self._first = int(space.start)
