@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
+from turnwise.inspect.episode_rows import number
 from turnwise.inspect.folder import Skips, step_name
-from turnwise.inspect.rows import number
 from turnwise.inspect.runs import Run
 from turnwise.log.store import read_episode
 from turnwise.types import Episode, Json

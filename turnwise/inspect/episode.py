@@ -7,6 +7,7 @@ from typing import Any
 
 from turnwise.data.samples import contexts, parent_of
 from turnwise.inspect.boards import last_board
+from turnwise.inspect.episode_rows import number
 from turnwise.inspect.folder import (
     InspectError,
     RunFolder,
@@ -16,7 +17,6 @@ from turnwise.inspect.folder import (
     take,
     why,
 )
-from turnwise.inspect.rows import number
 from turnwise.json_lines import UNREADABLE, parse_json
 from turnwise.log.records import CreditRow, checked
 from turnwise.log.store import read_episode

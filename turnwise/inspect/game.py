@@ -14,8 +14,8 @@ from turnwise.evaluate.person import write_actions, written_call
 from turnwise.evaluate.players import Player, PlayerSpeaker, Situation
 from turnwise.inspect.boards import last_board
 from turnwise.inspect.episode import message_json, turn_json
+from turnwise.inspect.episode_rows import number
 from turnwise.inspect.folder import InspectError
-from turnwise.inspect.rows import number
 from turnwise.rollout.agents import Agent
 from turnwise.rollout.context import ContextManager
 from turnwise.rollout.outputs import EnvInput

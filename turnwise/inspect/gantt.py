@@ -2,8 +2,8 @@
 
 from collections.abc import Mapping, Sequence
 
+from turnwise.inspect.episode_rows import number
 from turnwise.inspect.folder import Skips, lines, step_name, take
-from turnwise.inspect.rows import number
 from turnwise.inspect.runs import Run
 from turnwise.types import Json
 

@@ -18,8 +18,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from turnwise.inspect.episode_rows import EpisodeRow, read_rows, shown_row
 from turnwise.inspect.folder import RunFolder, Skips, StepFile, step_name
-from turnwise.inspect.rows import EpisodeRow, read_rows, shown_row
 from turnwise.types import Json
 
 VERSION = 1

@@ -32,7 +32,7 @@ from turnwise.integrations.trl.credit import (
 )
 from turnwise.integrations.trl.engines import Gate, TRLGenerator, base_model, copy_weights
 from turnwise.integrations.trl.lookahead import LookaheadSampler
-from turnwise.integrations.trl.player import EpisodePlayer, Rows
+from turnwise.integrations.trl.player import BatchPlayer, Rows
 from turnwise.integrations.trl.rewards import as_texts, refuse_infinite
 from turnwise.integrations.trl.setup import choose_engine, make_player
 from turnwise.integrations.trl.sources import ROW, SPLIT, EnvSource
@@ -65,7 +65,7 @@ class MultiTurnMixin(_Trainer):
     has_env: bool = False
     multi_turn: bool = False
     async_generation: bool = False
-    _player: EpisodePlayer | None = None
+    _player: BatchPlayer | None = None
     _store: RunStore | None = None
     advantage_scale: float = 1.0
     """Multiplies advantages per token; for losses whose constant differs from turnwise's."""
