@@ -13,21 +13,21 @@ from pathlib import Path
 from typing import Any
 
 from turnwise.algos.algorithm import Algorithm
-from turnwise.cli.load_player import load_player, load_policy
-from turnwise.cli.sft import Words, resolve
 from turnwise.config.base import run_config
 from turnwise.config.schema import Config
 from turnwise.envs.trust import refuse_foreign_code
 from turnwise.evaluate.evaluation import EvalResult, PolicyPlayer
 from turnwise.evaluate.evaluation import evaluate as evaluate_player
-from turnwise.evaluate.named import KINDS
+from turnwise.evaluate.player_names import KINDS, load_player
 from turnwise.evaluate.players import Player, ScriptedPlayer, Situation
 from turnwise.generate.base import Generator
 from turnwise.log.callbacks import Callback
 from turnwise.log.store import RunReader
 from turnwise.rollout.agents import Agent
 from turnwise.train import run
+from turnwise.train.load_policy import load_policy
 from turnwise.train.setup import choose_setting
+from turnwise.train.sft_config import Words, resolve
 from turnwise.train.trainer import RunResult
 from turnwise.user_code import name_of
 

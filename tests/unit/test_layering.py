@@ -47,7 +47,7 @@ ALLOWED["testing"] = (ALLOWED["train"] | {"train"}) - {"inspect"}
 ALLOWED["integrations"] = ALLOWED["testing"] | {"testing", "inspect"}
 ALLOWED["cli"] = ALLOWED["train"] | {"train", "serve", "endpoint"}
 ALLOWED["trainers"] = {"cli", "config", "envs", "train", "integrations"}
-ALLOWED["api"] = ALLOWED["cli"] | {"cli"}
+ALLOWED["api"] = ALLOWED["train"] | {"train"}
 
 # Imports by string, where a name is looked up when it is wanted: file -> rooms.
 BY_NAME: dict[str, set[str]] = {

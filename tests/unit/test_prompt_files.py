@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from turnwise.cli.load_player import load_policy
 from turnwise.config import load_config
 from turnwise.config.schema import Config, DataConfig
 from turnwise.envs.base import EnvError
@@ -16,6 +15,7 @@ from turnwise.envs.shaping import Overlong
 from turnwise.evaluate.evaluation import evaluate
 from turnwise.evaluate.replay import replay_episodes
 from turnwise.testing.tiny import tiny_model, tiny_tokenizer
+from turnwise.train.load_policy import load_policy
 from turnwise.train.networks import save_pretrained
 from turnwise.train.setup import choose_setting
 from turnwise.train.trainer import PPOTrainer

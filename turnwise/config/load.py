@@ -312,3 +312,14 @@ def _describe(path: tuple[int | str, ...], items: list[Any], spelled: Mapping[st
 
 def _first_line(error: Exception) -> str:
     return str(error).partition("\n")[0]
+
+
+def config_path(path: Path) -> Path:
+    """The path of the config of an episode file.
+
+    Example:
+        >>> config_path(Path("a/episodes.jsonl")).name, config_path(Path("b.jsonl.gz")).name
+        ('episodes.config.yaml', 'b.config.yaml')
+    """
+    name = path.name.removesuffix(".gz")
+    return path.with_name(f"{Path(name).stem}.config.yaml")
