@@ -255,6 +255,37 @@ class StepResult:
     def done(self) -> bool:
         return self.terminated or self.truncated
 
+    def to_json(self) -> dict[str, Json]:
+        """Everything but `call`, `earlier` and `trained`, which are decided in the process of the
+        rollout."""
+        rewritten = self.rewritten
+        return {
+            **({} if rewritten is None else {"rewritten": rewritten.to_json()}),
+            "messages": [message.to_json() for message in self.messages],
+            "reward": self.reward,
+            "terminated": self.terminated,
+            "truncated": self.truncated,
+            "action": self.action,
+            "reward_parts": dict(self.reward_parts),
+            "state_key": self.state_key,
+            "info": dict(self.info),
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Json]) -> "StepResult":
+        rewritten = data.get("rewritten")
+        return cls(
+            messages=tuple(Message.from_json(message) for message in data["messages"]),
+            reward=data["reward"],
+            terminated=data["terminated"],
+            truncated=data["truncated"],
+            action=data["action"],
+            reward_parts=data["reward_parts"],
+            state_key=data["state_key"],
+            info=data["info"],
+            rewritten=None if rewritten is None else Observation.from_json(rewritten),
+        )
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Completion:

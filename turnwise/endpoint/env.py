@@ -13,10 +13,9 @@ from typing import Any
 
 from turnwise.endpoint.beside import (
     EndpointProcess,
-    read_observation,
-    read_result,
     shared_endpoint,
 )
+from turnwise.endpoint.wire import observation_from_json, result_from_json
 from turnwise.endpoint.worker import COMMAND, TOKEN, Worker
 from turnwise.envs.base import Hint
 from turnwise.envs.data_rows import RowSplits, load_rows
@@ -97,7 +96,7 @@ class AgentEnv:
 
         def read(data: Json) -> Observation:
             self._wants_logprobs = data["logprobs"]
-            return read_observation(data)
+            return observation_from_json(data)
 
         return self._staff.endpoint.call(
             "reset",
@@ -161,7 +160,7 @@ class AgentEnv:
 
     def _read_result(self, data: Json) -> StepResult:
         self._wants_logprobs = data["logprobs"]
-        return read_result(data)
+        return result_from_json(data)
 
 
 def _said(known: Any, *, logprobs: bool) -> dict[str, Json]:

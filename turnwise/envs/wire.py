@@ -51,18 +51,7 @@ def observation_from_json(data: Any, *, name: str = "environment") -> Observatio
 
 def result_to_json(result: StepResult) -> dict[str, Json]:
     _refuse_calls(result)
-    changed = {} if result.rewritten is None else {"rewritten": result.rewritten.to_json()}
-    return {
-        **changed,
-        "messages": [message.to_json() for message in result.messages],
-        "reward": result.reward,
-        "terminated": result.terminated,
-        "truncated": result.truncated,
-        "action": result.action,
-        "reward_parts": dict(result.reward_parts),
-        "state_key": result.state_key,
-        "info": dict(result.info),
-    }
+    return result.to_json()
 
 
 def result_from_json(data: Any, *, name: str = "environment") -> StepResult:
