@@ -38,6 +38,7 @@ from turnwise.procs.stop import Stopped, StopRequest, say_stopping
 from turnwise.train.checkpoint import (
     Checkpoint,
     checkpoint_step,
+    latest_checkpoint,
     list_checkpoints,
     write_checkpoint,
 )
@@ -281,6 +282,18 @@ class RunTrainer(ABC):
             self._enough = True
             message = f"a callback ended the run after step {self.step}: {stop}"
             self._note(Notice(kind="stopped", message=message, step=self.step, level="info"))
+
+    def _open_checkpoint(self, notices: Sequence[Notice], *, resumed: bool) -> Checkpoint | None:
+        """The last checkpoint of a run that is resumed. Removes what the run wrote after it, then
+        records the notices."""
+        checkpoint = (
+            latest_checkpoint(self.run.checkpoints, refused=self._refused) if resumed else None
+        )
+        self._last_checkpoint = checkpoint.path if checkpoint else None
+        self.run.truncate_to(-1 if checkpoint is None else checkpoint.state["positions"])
+        for notice in notices:
+            self._note(notice)
+        return checkpoint
 
     def _go_on_after(self, checkpoint: Checkpoint) -> None:
         """Takes over the step and the evaluations of a checkpoint."""
