@@ -12,6 +12,7 @@ from turnwise.envs.data_rows import prompt_messages, row_key
 from turnwise.envs.gate import ask, read_json, read_messages, read_reward, read_text
 from turnwise.envs.messages import Messages, MultiTurnEnv, State
 from turnwise.envs.shaping import shaping_parts
+from turnwise.envs.validate import check_playing
 from turnwise.procs.coroutines import resolve
 from turnwise.types import Json, Message, Observation, StepResult, Task
 
@@ -90,11 +91,7 @@ class MessageTurns:
         return Observation(messages=messages, tools=tuple(self.env.oai_tools))
 
     def step(self, message: Message) -> StepResult:
-        if self._phase != "playing":
-            raise EnvError(
-                f"{self.name}: step needs a running episode, this one is {self._phase}; call reset "
-                "first"
-            )
+        check_playing(self._phase, name=self.name)
         self._phase = "failed"
         self._append([message])
         self._state["turn"] += 1

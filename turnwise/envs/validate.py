@@ -44,6 +44,20 @@ def read_reset(value: Any, *, name: str) -> tuple[str, dict[str, Json]]:
     return _observation(value, name=name, where="reset"), {}
 
 
+def check_playing(phase: str, *, name: str) -> None:
+    """Refuses a step outside of an episode.
+
+    Example:
+        >>> check_playing("over", name="coin")
+        Traceback (most recent call last):
+        turnwise.envs.base.EnvError: coin: step needs a running episode, this one is over; call reset first
+    """  # noqa: E501
+    if phase != "playing":
+        raise EnvError(
+            f"{name}: step needs a running episode, this one is {phase}; call reset first"
+        )
+
+
 def read_step(value: Any, *, name: str) -> RawStep:
     """The result of `step`, from four values (done) or Gymnasium's five (terminated, truncated).
 

@@ -13,6 +13,7 @@ from turnwise.envs.gate import describe
 from turnwise.integrations.envs.common import (
     OwnRandom,
     SplitBy,
+    load_function,
     require,
     split_rule,
     start_in_split,
@@ -74,7 +75,7 @@ class TextArenaEnv(BaseEnv):
         self._id = id
         self._split_by: SplitBy = split_rule(split_by)
         self._seats, self._seat = num_players, seat
-        self._opponent = _load(opponent)
+        self._opponent = load_function(opponent, option="opponent")
         self._own = OwnRandom(0)
         self._rng = Random(0)
         with self._own.drawing():
@@ -155,12 +156,3 @@ def _text(seen: Any, player: int) -> str:
     if isinstance(seen, str):
         return seen
     return "\n".join(str(item[1]).strip() for item in seen if item[0] != player)
-
-
-def _load(target: str | Opponent | None) -> Opponent | None:
-    if not isinstance(target, str):
-        return target
-    module, _, name = target.partition(":")
-    if not name:
-        raise ValueError(f"opponent is a function, or module:function, got {target!r}")
-    return getattr(importlib.import_module(module), name)
