@@ -51,7 +51,7 @@ def train(
     quiet: bool = False,
     trust: bool = False,
 ) -> RunResult:
-    """Trains to the end, and returns what it came to. Works inside a running event loop.
+    """Trains and returns the result. Works inside a running event loop.
 
     Args:
         env: an environment's name, `file.py:Class`, a class or function that makes one, or an
@@ -108,8 +108,8 @@ def sft(
     quiet: bool = False,
     trust: bool = False,
 ) -> RunResult:
-    """Imitates demonstrations to the end, and returns what it came to. docs/imitation.md describes
-    it; `turnwise.train(resume=..)` goes on with such a run.
+    """Imitates demonstrations and returns the result. docs/imitation.md describes it;
+    `turnwise.train(resume=..)` resumes such a run.
 
     Args:
         source: one or several: "expert", "random", "openai:URL#MODEL", a function from a Situation

@@ -220,8 +220,8 @@ def take(line: Line, read: Callable[[dict[str, Json]], T], skips: Skips, *, name
 
 
 def _parse(data: bytes) -> Any:
-    """What the line says. pydantic's parser is three times as fast as Python's, and stricter; what
-    it refuses is read, or refused in our words, by the one that everything else is read with."""
+    """The value of a line of JSON. pydantic's parser is three times as fast as Python's, and
+    stricter: on an error the line is parsed again with `parse_json`, for its error message."""
     try:
         return from_json(data, allow_inf_nan=False)
     except ValueError:

@@ -54,9 +54,9 @@ def successes(episodes: Sequence[Episode]) -> list[bool | None]:
 def judged(said: Sequence[tuple[str, bool | None]]) -> list[bool | None]:
     """Whether each episode succeeded, from its tag and what its environment said of success.
 
-    An environment speaks when it is stepped, so an episode without one legal reply heard nothing
-    from it. Where others of its tag did hear, it failed: to leave it out would flatter a policy
-    that cannot write a reply.
+    Success is reported by `step`, so an episode without a legal reply has no report. If other
+    episodes of its tag have one, it counts as failed: leaving it out would flatter a policy that
+    cannot write a reply.
 
     Example:
         >>> judged([("lake", True), ("lake", None), ("chat", None)])

@@ -454,5 +454,5 @@ COMBINATIONS: tuple[tuple[tuple[str, ...], Callable[[Tree, Tree, Note], Tree]], 
         _penalty,
     ),
 )
-"""(keys, function). A key that begins with "=" is ours: where a layer sets it, the function is
-asked anew. One that begins with "?" is for the function to know, and does not call it."""
+"""(keys, function). A key that begins with "=" is ours: setting it in a layer calls the function
+again. A key that begins with "?" is passed to the function but does not trigger it."""

@@ -1,8 +1,8 @@
 """A conversation that verifiers drives, as questions and answers, so that AgentProxy can play it.
 
-verifiers asks a client for every reply. Here the client asks an `Exchange`, which hands the
-question to whoever steps the environment, and the answer back: no model server is needed, and the
-tokens are turnwise's own.
+verifiers asks a client for every reply. Here the client asks an `Exchange`, which passes
+the question to the rollout and the answer back: no model server is needed, and the tokens are
+turnwise's own.
 """
 
 import asyncio

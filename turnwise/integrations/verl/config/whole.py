@@ -17,7 +17,7 @@ _PLACED = ("trainer.nnodes", "trainer.n_gpus_per_node", "trainer.device")
 _ONLY_IF_CHANGED = frozenset(
     f"trainer.{key}" for key in ("logger", "project_name", "experiment_name", "default_local_dir")
 )
-"""Keys that we know too, but whose defaults in verl nobody asked for."""
+"""Shared keys; verl's default values for them are ignored."""
 
 
 def read_whole(config: Any) -> tuple[Config, Placement]:

@@ -27,7 +27,7 @@ _OURS = "turnwise.integrations.verl.trainer.agent_trainer"
 
 
 class _AfterImport(MetaPathFinder):
-    """Calls a function right after a module is imported, whoever imports it."""
+    """Calls a function right after a module is first imported."""
 
     def __init__(self, name: str, then: Callable[[ModuleType], object]) -> None:
         self._name = name

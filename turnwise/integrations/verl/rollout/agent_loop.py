@@ -145,7 +145,7 @@ def episode_outputs(episode: Episode, *, validate: bool, store: bool) -> list[Tu
 
 
 class SingleEpisodeProxy(AgentProxy):
-    """An AgentProxy that is asked for one episode at a time, by whoever schedules them."""
+    """An AgentProxy that plays one episode per call; verl schedules the calls."""
 
     def __init__(
         self,
