@@ -67,7 +67,7 @@ def train(
         overrides: settings by dotted key, such as {"train.steps": 20}.
         resume: a run directory to go on with, from its last checkpoint.
         quiet: nothing on the console.
-        trust: load the code that the config of a run to resume names, whoever made it.
+        trust: load the code that the config of a resumed run names, even if another user made it.
 
     Raises:
         ValueError: settings contradict each other, or a part of yours failed its check.
@@ -119,7 +119,7 @@ def sft(
         best: True: learn from the episodes that succeeded. A number: from that many of each task.
         config: a recipe, a YAML file, a mapping or a Config to start from.
         overrides: settings by dotted key, such as {"sft.epochs": 2}.
-        trust: load the code that a run's own config names, whoever made it.
+        trust: load the code that a run's own config names, even if another user made it.
 
     Raises:
         ValueError: settings contradict each other, or a source cannot be learned from.
@@ -160,7 +160,7 @@ def evaluate(
             or a Player.
         env: the environment, in place of the config's.
         episodes: tasks, each played once. None: the config's.
-        trust: load the code that a run's own config names, whoever made it.
+        trust: load the code that a run's own config names, even if another user made it.
 
     Raises:
         EvaluationError: every episode failed.

@@ -92,7 +92,7 @@ class Message:
     role: Role
     """Who speaks."""
     content: str
-    """What is said."""
+    """The text."""
     tool_calls: tuple[ToolCall, ...] = ()
     """Tools that an assistant message asks for."""
     tool_call_id: str | None = None
@@ -249,7 +249,7 @@ class StepResult:
     earlier: Mapping[int, float] = field(default_factory=dict[int, float])
     """Rewards that became known now for earlier turns, by their index."""
     trained: bool = True
-    """False: the turn is not trained on, because nobody read its reply or its role is fixed."""
+    """False: the turn is not trained on, because its reply was not read or its role is fixed."""
 
     @property
     def done(self) -> bool:
@@ -341,7 +341,7 @@ class Turn:
 
     `prompt_ids` are the ids that were new to the model. Where `restart` is False they continue the
     previous turn (or the turn `parent`), so the model saw (its prompt + its completion +
-    prompt_ids); where it is True the context began anew (the first turn, a window that moved, a
+    prompt_ids); where it is True a new context began (the first turn, a window that moved, a
     chat template that rewrote history). `turnwise.data.samples` follows these links.
 
     Example:
@@ -473,7 +473,7 @@ class Episode:
     """Ids after the last turn (the environment's last reply) where the episode was truncated: the
     critic values the state they lead to. Never trained on."""
     error: str | None = None
-    """What went wrong, where the status is a failure."""
+    """The error, where the status is a failure."""
     attempts: int = 1
     """How often the episode was started, retries included."""
     reset_start: float | None = field(default=None, compare=False)

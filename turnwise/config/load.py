@@ -100,7 +100,7 @@ def translate(
 
 
 def _told(translator: Translator) -> str:
-    """What keys of other projects mean here, in a few lines."""
+    """The meaning of other projects' keys, in a few lines."""
     differs = [f"  - {key}: {note.why}" for key, note in translator.notes.items() if not note.moot]
     moot = [key for key, note in translator.notes.items() if note.moot]
     lines = ["keys that mean something else here:", *differs] if differs else []

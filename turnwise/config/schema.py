@@ -195,7 +195,7 @@ class ShapingConfig(Section):
     """Soft punishment of long replies, as in DAPO: it begins this many tokens before
     rollout.max_response_tokens and grows to overlong_penalty there. 0: off."""
     overlong_penalty: float = Field(default=1.0, ge=0.0)
-    """What a reply of rollout.max_response_tokens loses, if overlong_tokens is set."""
+    """Penalty of a reply of rollout.max_response_tokens, if overlong_tokens is set."""
     function: str | None = None
     """Your own shaper, as file.py:function or a registered name. Its result is added to every
     turn's reward, after the clip."""

@@ -41,7 +41,7 @@ class EndpointProcess:
         self._waiting: dict[int, tuple[Future[Any], Callable[[Json], Any]]] = {}
 
     def call(self, op: str, env: int, read: Callable[[Json], T], **fields: Json) -> Future[T]:
-        """What the endpoint answers to a request for an environment, as `read` reads it."""
+        """The endpoint's answer to a request for an environment, converted by `read`."""
         future: Future[T] = Future()
         with self._lock:
             if self._channel is None:
@@ -71,7 +71,7 @@ class EndpointProcess:
                         future, read = self._waiting.pop(answer["id"])
                     if future.set_running_or_notify_cancel():
                         _settle(future, read, answer)
-        finally:  # whatever ended it: nobody may wait for an answer that cannot come
+        finally:  # no answer can come any more: fail all pending requests
             with self._lock:
                 self._channel = None
                 waiting, self._waiting = self._waiting, {}

@@ -38,7 +38,7 @@ class AgentEnv:
     Args:
         program: FILE.py:FUNCTION or module:function. It gets `task` and `client` by name, may be
             async, and returns its reward: a number, or a dict with reward, success and info. A
-            class is made anew for every episode, and its `run` is called.
+            new object of a class is made for every episode, and its `run` is called.
         tasks: rows, or a JSONL file; a row is the payload of a task. None: a task is a seed.
         val_fraction: the share of the rows that is held out.
         workers: processes that run the program. 0: threads of this process. "elsewhere": none; they
@@ -146,7 +146,7 @@ class AgentEnv:
     def hint(self, what: Hint, seed: int) -> Json:
         """A random call of the tools that the program offers, for the random player and warm
         starts. A program that offered tools before and asks without them wants plain words. None
-        where it never offered any: nobody knows what the program understands."""
+        where it never offered any: it is unknown what the program understands."""
         if what != "random":
             return None
         asked = self._staff.endpoint.call("look", self._id, lambda data: data).result()

@@ -27,7 +27,7 @@ class GeneratorStats:
     completions: int = 0
     failures: int = 0
     prefill_seconds: float = 0.0
-    """What passes took; of the block engine, what the device spent on them."""
+    """Wall time of the passes; with the block engine, time on the device."""
     decode_seconds: float = 0.0
 
 

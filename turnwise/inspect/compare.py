@@ -12,7 +12,7 @@ from turnwise.types import Episode, Json
 def compare_runs(runs: Sequence[Run]) -> dict[str, Json]:
     """The answer of /api/compare: the settings that differ, and paired tests of every other run
     with the first."""
-    # numpy comes with these: not before somebody compares.
+    # These import numpy, so they are imported when runs are compared.
     from turnwise.evaluate.results import EvalResult, EvaluationError, compare
     from turnwise.evaluate.runs import config_differences
 

@@ -1,4 +1,4 @@
-"""What the list of runs and the page of a run show: state, outcome, findings, settings."""
+"""The data of the list of runs and of the page of a run: state, outcome, findings, settings."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence

@@ -82,7 +82,7 @@ class Evaluated:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Notice:
-    """Something that nobody should miss, such as the fallback to single-turn training."""
+    """A message to the user, such as the fallback to single-turn training."""
 
     kind: str
     """Its name in events.jsonl."""

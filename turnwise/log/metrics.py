@@ -9,8 +9,8 @@ from turnwise.types import Episode, Status
 
 
 def rollout_metrics(episodes: Sequence[Episode], *, late: int | None = None) -> dict[str, float]:
-    """What a rollout came to. Failed episodes are counted as such and are in nothing else. `late`:
-    how many were given up because enough groups were over, where `rollout.enough_groups` is set.
+    """The metrics of a rollout. Failed episodes are only counted. `late`: episodes that were given
+    up because enough groups were over, where `rollout.enough_groups` is set.
 
     Example:
         >>> rollout_metrics([])
@@ -224,7 +224,7 @@ def _replies(played: Sequence[Episode]) -> dict[str, float]:
 
 
 def thought_of(text: str) -> str | None:
-    """What a reply says before </think>, None where it has no thought.
+    """The text of a reply before </think>, None where it has no thought.
 
     Example:
         >>> thought_of("<think>the goal is right</think><answer>right</answer>")

@@ -61,7 +61,7 @@ class RunResult:
     checkpoint: Path | None
     """The last checkpoint; its `model` folder loads with `from_pretrained`."""
     stopped: str | None = None
-    """Who ended the run before its last step: Ctrl-C, SIGTERM or the time limit. None: nobody."""
+    """Cause of an early end: Ctrl-C, SIGTERM or the time limit. None: none of these."""
 
     @property
     def reader(self) -> RunReader:
@@ -115,7 +115,7 @@ class RunTrainer(ABC):
 
     @abstractmethod
     def _snapshot(self) -> tuple[dict[str, Tensor], dict[str, Json]]:
-        """What a checkpoint holds besides the model, the file positions and the evaluations."""
+        """Contents of a checkpoint besides the model, the file positions and the evaluations."""
 
     def _facts(self) -> dict[str, str | int]:
         """Shown when the run starts."""
@@ -127,7 +127,7 @@ class RunTrainer(ABC):
         }
 
     def _outcome(self) -> dict[str, Json]:
-        """What the summary has besides the evaluations."""
+        """Entries of the summary besides the evaluations."""
         return {}
 
     @abstractmethod

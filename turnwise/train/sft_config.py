@@ -64,7 +64,7 @@ def _stored_config(sources: Sequence[str]) -> Path | None:
 
 
 def _settings_of(stored: Path) -> dict[str, Any]:
-    """What a stored config says of environment, rollout and model; not how it was run."""
+    """Environment, rollout and model of a stored config, without how it was run."""
     tree = load_config(stored).model_dump(mode="json")
     tree["log"]["name"] = None
     del tree["sft"]

@@ -49,7 +49,7 @@ from turnwise.types import Episode, Json
 __all__ = ["PPOTrainer", "RunResult"]
 
 FIXED = ("seed", "env.name", "algo.name", "sft.")
-"""What a run keeps when it is resumed, besides its model."""
+"""Settings that a resumed run keeps, besides its model."""
 
 
 class PPOTrainer(RunTrainer):

@@ -307,8 +307,8 @@ def _filter(facts: Tree, seen: Tree, note: Note) -> Tree:
 
 
 def _mini_batches(facts: Tree, seen: Tree, note: Note) -> Tree:
-    """RAGEN counts episodes per optimizer step, verl groups; verl-agent counts turns, of which
-    nobody knows the number."""
+    """RAGEN counts episodes per optimizer step, verl groups; verl-agent counts turns, whose
+    number is unknown in advance."""
     key = next(
         name for name in ("ppo_mini_batch_size", f"{_ACTOR}.ppo_mini_batch_size") if name in facts
     )

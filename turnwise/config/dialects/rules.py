@@ -1,4 +1,4 @@
-"""What a key of another project can be here, and conversions of values.
+"""Rules that translate a key of another project, and conversions of values.
 
 A rule is one of
     "train.lr"            the same value under our name
@@ -38,7 +38,7 @@ class Fact:
 @dataclass(frozen=True, slots=True)
 class Only:
     value: Any
-    """What is accepted; a tuple: any of these."""
+    """The accepted value; a tuple: any of these."""
     why: str = field(kw_only=True)
 
     def accepts(self, value: Any) -> bool:

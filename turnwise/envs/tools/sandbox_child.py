@@ -48,7 +48,7 @@ SYSTEM = (
     *("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/etc", "/nix"),
     *(f"/dev/{name}" for name in ("null", "zero", "full", "random", "urandom")),
 )
-"""What programs need of a system, besides Python. Nothing else of it is in the code's root."""
+"""Paths of the system that programs need besides Python. The sandbox's root has no others."""
 
 
 def _numbers(text: str) -> dict[str, int]:

@@ -61,8 +61,8 @@ class OwnRandom:
     """States of Python's and numpy's global generators that belong to one episode.
 
     Environments that draw from the global generators would otherwise share them: what one episode
-    meets would depend on who else is playing. Inside `drawing`, the global generators are this
-    episode's; after it, everybody's again.
+    meets would depend on the others. Inside `drawing`, the global generators have this episode's
+    states; after it, their previous ones.
 
     Example:
         >>> first, second = OwnRandom(1), OwnRandom(1)

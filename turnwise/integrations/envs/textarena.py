@@ -23,10 +23,10 @@ from turnwise.seeding import derive_seed
 
 Opponent = Callable[[str, Random], str]
 INVALID_MOVE = -1.0
-"""What TextArena pays where an invalid move ends a game. Some games (Slitherlink, ThreeCardMonte,
+"""TextArena's reward where an invalid move ends a game. Some games (Slitherlink, ThreeCardMonte,
 Cryptarithm in 0.7.4) put the reason in the reward's place."""
 MOVE_ERRORS = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, AssertionError)
-"""What a game raises on an unexpected move. Anything else is a failure of the game."""
+"""Exceptions of a game on an unexpected move. Any other is a failure of the game."""
 SEATS_LIMIT = 1000  # maximum turns of other seats in a row; a game that exceeds it is broken
 
 

@@ -144,7 +144,7 @@ class MultiTurnMixin(_Trainer):
         return output
 
     def play_rows(self, prompts: Sequence[Any], trainer: Any = None) -> dict[str, Any]:
-        """What `rollout_func` returns: ids, masks and log-probs of the batch that TRL is
+        """The result of `rollout_func`: ids, masks and log-probs of the batch that TRL is
         generating."""
         assert self._asked is not None
         if self._player is None:

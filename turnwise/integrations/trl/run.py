@@ -47,7 +47,7 @@ def train(
         config: None with `resume`: the config that the run was started with.
         resume: a run directory to resume, from its last checkpoint.
         sinks: receivers of progress events. None: the console.
-        trust: load the code that the config of a run to resume names, whoever made it.
+        trust: load the code that the config of a resumed run names, even if another user made it.
 
     Raises:
         ValueError: the config asks for what TRL cannot do; the message names it.

@@ -215,7 +215,7 @@ def _time(view: RunView, width: int, glyphs: Glyphs) -> list[Text]:
 
 
 def _episode(scene: Scene | None, width: int, height: int, glyphs: Glyphs) -> list[Text]:
-    """What the model read on the left, what it said on the right."""
+    """Two columns: the messages to the model, and its replies."""
     if scene is None or height < 3:
         return []
     over = scene.turn > scene.turns

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, cast
 
 NO_PRICE = 100.0
-"""What a product without a price costs, as in WebShop."""
+"""Price of a product without one, as in WebShop."""
 
 
 class ProductError(ValueError):
@@ -56,11 +56,11 @@ class Product:
     options: Mapping[str, tuple[str, ...]]
     attributes: tuple[str, ...]
     instruction: str | None
-    """What a synthetic goal for this product says, without options and price."""
+    """Text of a synthetic goal for this product, without options and price."""
     instruction_attributes: tuple[str, ...]
     human_goals: tuple[HumanGoal, ...]
     search_text: str
-    """What the search index holds."""
+    """The text for the search index."""
 
     @property
     def price_tag(self) -> str:

@@ -25,7 +25,7 @@ def read_whole(config: Any) -> tuple[Config, Placement]:
 
     Raises:
         ValueError: mini-batches that are no whole share of a step.
-        ConfigError: keys that contradict each other, or that nobody knows.
+        ConfigError: keys that contradict each other, or that neither project knows.
     """
     from omegaconf import OmegaConf
 

@@ -52,8 +52,8 @@ class _AfterImport(MetaPathFinder):
 
 
 def after_import(name: str, then: Callable[[ModuleType], object]) -> None:
-    """Calls `then` with the module: now where it is imported already, else as soon as somebody
-    imports it."""
+    """Calls `then` with the module: now where it is imported already, else as soon as it is
+    imported."""
     if name in sys.modules:
         then(sys.modules[name])
     else:

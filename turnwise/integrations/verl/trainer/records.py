@@ -68,7 +68,7 @@ class Recorder:
             self.run.write_credit(step, credit_rows(batch, samples))
 
     def note(self, kind: str, message: str, *, step: int) -> None:
-        """Records what somebody should know."""
+        """Records an event of the run."""
         if self.run is not None:
             self.run.write_event(kind, message, step=step)
 
