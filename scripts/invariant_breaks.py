@@ -411,7 +411,7 @@ BREAKS: tuple[Break, ...] = (
     Break(
         name="group-of-one-silent",
         invariant=8,
-        what="A group of one gets an advantage of zero and nobody is told.",
+        what="A group of one gets an advantage of zero silently.",
         file="turnwise/algos/groups.py",
         old='    if singleton == "error" and bool(members.alone.any()):\n',
         new='    if singleton == "never":\n',

@@ -11,15 +11,15 @@ either trainer.
 """
 
 import argparse
-import json
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
-from collections import Counter
 from pathlib import Path
 from typing import Any
+
+from own_tests import print_report, read_outcomes, write_outcome
 
 HERE = Path(__file__).resolve().parent
 RESULTS, TRAINER, CONFIG = "TRL_TESTS_RESULTS", "TRL_TESTS_TRAINER", "TRL_TESTS_CONFIG"
@@ -66,7 +66,9 @@ def main() -> int:
         }
         theirs = run_tests(folder, {**env, TRAINER: "trl"}, rest)
         ours = run_tests(folder, {**env, TRAINER: "ours"}, rest)
-    return report(theirs, ours, show=options.show)
+    return print_report(
+        ("TRL's GRPOTrainer", theirs), ("VerifiersGRPOTrainer", ours), show=options.show
+    )
 
 
 def run_tests(folder: Path, env: dict[str, str], arguments: list[str]) -> dict[str, str]:
@@ -77,22 +79,7 @@ def run_tests(folder: Path, env: dict[str, str], arguments: list[str]) -> dict[s
     subprocess.run(command, cwd=folder, env={**env, RESULTS: str(results)})
     if not results.is_file():
         sys.exit("no test ran; see pytest's messages above")
-    return dict(json.loads(line) for line in results.read_text().splitlines())
-
-
-def report(theirs: dict[str, str], ours: dict[str, str], *, show: bool) -> int:
-    for name, found in (("TRL's GRPOTrainer", theirs), ("VerifiersGRPOTrainer", ours)):
-        counts = Counter(found.values())
-        print(f"{name}: {', '.join(f'{count} {what}' for what, count in counts.most_common())}")
-    if show:
-        for test, outcome in theirs.items():
-            if outcome == "failed":
-                print(f"fails with TRL's trainer: {test}")
-    different = [test for test in theirs | ours if theirs.get(test) != ours.get(test)]
-    for test in different:
-        print(f"differs: {test}: {theirs.get(test)} with TRL's, {ours.get(test)} with ours")
-    print(f"{len(different)} of {len(theirs | ours)} tests differ")
-    return int(bool(different))
+    return read_outcomes(results)
 
 
 # As a plugin of pytest, in the process that runs the tests.
@@ -132,10 +119,7 @@ def _not_available(name: str) -> Any:
 
 
 def pytest_runtest_logreport(report: Any) -> None:
-    """One line for each test: its call, or where it failed or was skipped before."""
-    if report.when == "call" or report.outcome != "passed":
-        with open(os.environ[RESULTS], "a") as file:
-            file.write(json.dumps([report.nodeid, report.outcome]) + "\n")
+    write_outcome(os.environ[RESULTS], report)
 
 
 if __name__ == "__main__":

@@ -14,16 +14,16 @@ either way. Needs pytest-asyncio and pytest-timeout.
 """
 
 import argparse
-import json
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
-from collections import Counter
 from importlib import import_module
 from pathlib import Path
 from typing import Any
+
+from own_tests import print_report, read_outcomes, write_line, write_outcome
 
 HERE = Path(__file__).resolve().parent
 RESULTS, IMPORTS = "VERL_TESTS_RESULTS", "VERL_TESTS_IMPORTS"
@@ -52,7 +52,7 @@ def main() -> int:
         without = run_tests(folder, "without", rest, {})
         ours = {"VERL_USE_EXTERNAL_MODULES": PLUGIN, IMPORTS: TRAINER}
         with_ours = run_tests(folder, "with", rest, ours)
-    return report(without, with_ours, show=options.show)
+    return print_report(("verl alone", without), ("turnwise", with_ours), show=options.show)
 
 
 def run_tests(
@@ -76,22 +76,7 @@ def run_tests(
     done = subprocess.run(command, cwd=folder, env=env)
     if not results.is_file() or done.returncode not in (0, 1):
         sys.exit(f"pytest ended with {done.returncode}; see its messages above")
-    return dict(json.loads(line) for line in results.read_text().splitlines())
-
-
-def report(without: dict[str, str], with_ours: dict[str, str], *, show: bool) -> int:
-    for name, found in (("verl alone", without), ("with turnwise", with_ours)):
-        counts = Counter(found.values())
-        print(f"{name}: {', '.join(f'{count} {what}' for what, count in counts.most_common())}")
-    if show:
-        for test, outcome in without.items():
-            if outcome == "failed":
-                print(f"fails with verl alone: {test}")
-    different = [test for test in without | with_ours if without.get(test) != with_ours.get(test)]
-    for test in different:
-        print(f"differs: {test}: {without.get(test)} alone, {with_ours.get(test)} with turnwise")
-    print(f"{len(different)} of {len(without | with_ours)} tests differ")
-    return int(bool(different))
+    return read_outcomes(results)
 
 
 # As a plugin of pytest, in the process that runs the tests.
@@ -106,18 +91,11 @@ def pytest_configure() -> None:
 def pytest_collectreport(report: Any) -> None:
     """One line for each file that cannot be imported."""
     if report.failed:
-        _note(report.nodeid, "not collected")
+        write_line(os.environ[RESULTS], report.nodeid, "not collected")
 
 
 def pytest_runtest_logreport(report: Any) -> None:
-    """One line for each test: its call, or where it failed or was skipped before."""
-    if report.when == "call" or report.outcome != "passed":
-        _note(report.nodeid, report.outcome)
-
-
-def _note(test: str, outcome: str) -> None:
-    with open(os.environ[RESULTS], "a") as file:
-        file.write(json.dumps([test, outcome]) + "\n")
+    write_outcome(os.environ[RESULTS], report)
 
 
 if __name__ == "__main__":

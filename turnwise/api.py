@@ -1,4 +1,4 @@
-"""Python's door to turnwise: `turnwise.train`, `turnwise.sft` and `turnwise.evaluate`.
+"""The Python interface: `turnwise.train`, `turnwise.sft` and `turnwise.evaluate`.
 docs/python.md shows them.
 
 What a config names, these take as objects too: each is given a name, and the rest is the path that
@@ -13,21 +13,21 @@ from pathlib import Path
 from typing import Any
 
 from turnwise.algos.algorithm import Algorithm
-from turnwise.cli.load_player import load_player, load_policy
-from turnwise.cli.sft import Words, resolve
 from turnwise.config.base import run_config
 from turnwise.config.schema import Config
 from turnwise.envs.trust import refuse_foreign_code
 from turnwise.evaluate.evaluation import EvalResult, PolicyPlayer
 from turnwise.evaluate.evaluation import evaluate as evaluate_player
-from turnwise.evaluate.named import KINDS
+from turnwise.evaluate.player_names import KINDS, load_player
 from turnwise.evaluate.players import Player, ScriptedPlayer, Situation
 from turnwise.generate.base import Generator
 from turnwise.log.callbacks import Callback
 from turnwise.log.store import RunReader
 from turnwise.rollout.agents import Agent
 from turnwise.train import run
+from turnwise.train.load_policy import load_policy
 from turnwise.train.setup import choose_setting
+from turnwise.train.sft_config import Words, resolve
 from turnwise.train.trainer import RunResult
 from turnwise.user_code import name_of
 
@@ -51,7 +51,7 @@ def train(
     quiet: bool = False,
     trust: bool = False,
 ) -> RunResult:
-    """Trains to the end, and returns what it came to. Works inside a running event loop.
+    """Trains and returns the result. Works inside a running event loop.
 
     Args:
         env: an environment's name, `file.py:Class`, a class or function that makes one, or an
@@ -67,7 +67,7 @@ def train(
         overrides: settings by dotted key, such as {"train.steps": 20}.
         resume: a run directory to go on with, from its last checkpoint.
         quiet: nothing on the console.
-        trust: load the code that the config of a run to resume names, whoever made it.
+        trust: load the code that the config of a resumed run names, even if another user made it.
 
     Raises:
         ValueError: settings contradict each other, or a part of yours failed its check.
@@ -108,8 +108,8 @@ def sft(
     quiet: bool = False,
     trust: bool = False,
 ) -> RunResult:
-    """Imitates demonstrations to the end, and returns what it came to. docs/imitation.md describes
-    it; `turnwise.train(resume=..)` goes on with such a run.
+    """Imitates demonstrations and returns the result. docs/imitation.md describes it;
+    `turnwise.train(resume=..)` resumes such a run.
 
     Args:
         source: one or several: "expert", "random", "openai:URL#MODEL", a function from a Situation
@@ -119,7 +119,7 @@ def sft(
         best: True: learn from the episodes that succeeded. A number: from that many of each task.
         config: a recipe, a YAML file, a mapping or a Config to start from.
         overrides: settings by dotted key, such as {"sft.epochs": 2}.
-        trust: load the code that a run's own config names, whoever made it.
+        trust: load the code that a run's own config names, even if another user made it.
 
     Raises:
         ValueError: settings contradict each other, or a source cannot be learned from.
@@ -160,7 +160,7 @@ def evaluate(
             or a Player.
         env: the environment, in place of the config's.
         episodes: tasks, each played once. None: the config's.
-        trust: load the code that a run's own config names, whoever made it.
+        trust: load the code that a run's own config names, even if another user made it.
 
     Raises:
         EvaluationError: every episode failed.

@@ -9,7 +9,7 @@ from typing import Any, NoReturn, TypeVar
 
 T = TypeVar("T")
 UNREADABLE = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError)
-"""What Python raises where data has another shape than the code that takes it apart."""
+"""Exceptions of code that reads data of an unexpected shape."""
 
 
 class FileError(ValueError):
@@ -17,7 +17,7 @@ class FileError(ValueError):
 
 
 def parse_json(text: str | bytes) -> Any:
-    """What the text says, in JSON's own numbers: neither NaN nor infinities.
+    """The value of a JSON text. NaN and infinities are refused.
 
     Raises:
         ValueError: it is no JSON, or nests too deep to be read.
@@ -51,7 +51,7 @@ def read_text(path: Path) -> str:
 
 
 def read_json(path: Path, read: Callable[[Any], T]) -> T:
-    """What `read` makes of a file of JSON.
+    """A JSON file, converted by `read`.
 
     Raises:
         FileError: it is no JSON, or not of the shape that `read` takes.

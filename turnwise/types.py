@@ -92,7 +92,7 @@ class Message:
     role: Role
     """Who speaks."""
     content: str
-    """What is said."""
+    """The text."""
     tool_calls: tuple[ToolCall, ...] = ()
     """Tools that an assistant message asks for."""
     tool_call_id: str | None = None
@@ -249,11 +249,42 @@ class StepResult:
     earlier: Mapping[int, float] = field(default_factory=dict[int, float])
     """Rewards that became known now for earlier turns, by their index."""
     trained: bool = True
-    """False: the turn is not trained on, because nobody read its reply or its role is fixed."""
+    """False: the turn is not trained on, because its reply was not read or its role is fixed."""
 
     @property
     def done(self) -> bool:
         return self.terminated or self.truncated
+
+    def to_json(self) -> dict[str, Json]:
+        """Everything but `call`, `earlier` and `trained`, which are decided in the process of the
+        rollout."""
+        rewritten = self.rewritten
+        return {
+            **({} if rewritten is None else {"rewritten": rewritten.to_json()}),
+            "messages": [message.to_json() for message in self.messages],
+            "reward": self.reward,
+            "terminated": self.terminated,
+            "truncated": self.truncated,
+            "action": self.action,
+            "reward_parts": dict(self.reward_parts),
+            "state_key": self.state_key,
+            "info": dict(self.info),
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Json]) -> "StepResult":
+        rewritten = data.get("rewritten")
+        return cls(
+            messages=tuple(Message.from_json(message) for message in data["messages"]),
+            reward=data["reward"],
+            terminated=data["terminated"],
+            truncated=data["truncated"],
+            action=data["action"],
+            reward_parts=data["reward_parts"],
+            state_key=data["state_key"],
+            info=data["info"],
+            rewritten=None if rewritten is None else Observation.from_json(rewritten),
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -310,7 +341,7 @@ class Turn:
 
     `prompt_ids` are the ids that were new to the model. Where `restart` is False they continue the
     previous turn (or the turn `parent`), so the model saw (its prompt + its completion +
-    prompt_ids); where it is True the context began anew (the first turn, a window that moved, a
+    prompt_ids); where it is True a new context began (the first turn, a window that moved, a
     chat template that rewrote history). `turnwise.data.samples` follows these links.
 
     Example:
@@ -442,7 +473,7 @@ class Episode:
     """Ids after the last turn (the environment's last reply) where the episode was truncated: the
     critic values the state they lead to. Never trained on."""
     error: str | None = None
-    """What went wrong, where the status is a failure."""
+    """The error, where the status is a failure."""
     attempts: int = 1
     """How often the episode was started, retries included."""
     reset_start: float | None = field(default=None, compare=False)

@@ -17,7 +17,7 @@ from typing import Any, Literal, TypeVar, get_args
 from turnwise.seeding import derive_seed
 
 Kind = Literal["algorithm", "loss", "shaper", "generator", "agent", "callback"]
-"""What a user can put in the place of turnwise's own part."""
+"""Kinds of parts that a user can replace."""
 HERE = "python"
 """The module of objects that were given as such: `python:Coin`."""
 PLUGINS = "turnwise.plugins"
@@ -59,7 +59,7 @@ def register_part(kind: Kind, name: str) -> Callable[[T], T]:
                 raise ValueError(
                     f"{_article(kind)} named {name!r} is registered already: {_origin(old)[1]}"
                 )
-            _parts[kind, name] = part  # defined anew, as when a cell of a notebook runs again
+            _parts[kind, name] = part  # redefined, as when a cell of a notebook runs again
         return part
 
     return register
@@ -106,7 +106,7 @@ def name_of(thing: object) -> str:
     count = 2
     while name in _given and _given[name] is not thing:
         if _origin(_given[name]) == (module, qualname) and base != "lambda":
-            break  # defined anew
+            break  # redefined
         name, count = f"{base}-{count}", count + 1
     _given[name] = thing
     return f"{HERE}:{name}"
@@ -123,7 +123,7 @@ def is_only_here(name: str) -> bool:
 
 
 def load_object(target: str) -> Any:
-    """What `target` names; the module may also be the path of a Python file.
+    """The object that `target` names; the module may also be the path of a Python file.
 
     Raises:
         UnknownNameError: there is nothing of that name. What the code raises while it is imported

@@ -60,7 +60,7 @@ def server(runs: Path, tmp_path_factory: pytest.TempPathFactory) -> Generator[In
 
 def small_policy(config: Config, run: Path, name: str) -> PolicyPlayer:
     """The embedded model in place of a checkpoint: a run made by hand has none."""
-    from turnwise.cli.load_player import load_policy
+    from turnwise.train.load_policy import load_policy
 
     return load_policy(config, name=name)
 

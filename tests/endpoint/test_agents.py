@@ -11,7 +11,7 @@ import pytest
 from agent_parts import agent_config, play
 
 from turnwise.data.samples import contexts
-from turnwise.evaluate.replay import replay_episode
+from turnwise.evaluate.replay import replay_episodes
 from turnwise.types import Status, Task
 
 CALL = '<tool_call>{"name": "stock", "arguments": {"item": "figs"}}</tool_call>'
@@ -124,7 +124,7 @@ def test_frameworks_play_unmodified(module: str, program: Any, turns: int, rows:
         assert 1 <= len(contexts(episode.turns)) <= rows
     # The program runs again and hears the recorded replies.
     again = agent_config(program, options={"slots": 1}, **limits)
-    assert replay_episode(episodes[0], again) is None
+    assert replay_episodes([episodes[0]], again) == [None]
 
 
 NODE = """

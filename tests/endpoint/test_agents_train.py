@@ -12,7 +12,7 @@ import pytest
 from test_agents import OPENAI_NODE, lite_agent, react_agent, sdk_agent, smol_agent
 
 import turnwise
-from turnwise.evaluate.replay import replay_episode
+from turnwise.evaluate.replay import replay_episodes
 from turnwise.generate.base import Sampling, Session
 from turnwise.generate.hf import HFGenerator
 from turnwise.log.store import RunReader
@@ -83,7 +83,7 @@ def train(env: str, folder: Path, *, slots: int) -> None:
             for turn in episode.turns:
                 assert tuple(turn.completion.ids) in Engine.said[episode.id]
         played = next(episode for episode in episodes if not episode.status.failed)
-        assert replay_episode(played, reader.config) is None
+        assert replay_episodes([played], reader.config) == [None]
 
 
 @pytest.mark.parametrize(

@@ -17,9 +17,10 @@ from agent_parts import agent_config, play, scripted
 
 from turnwise.data.batch import collate
 from turnwise.data.samples import contexts, episode_to_samples
+from turnwise.endpoint import wire
 from turnwise.rollout.proxy import AgentProxy
 from turnwise.testing.tiny import tiny_tokenizer
-from turnwise.types import Episode, Status, Task
+from turnwise.types import Call, Episode, Message, Observation, Status, StepResult, Task
 
 USER = {"role": "user", "content": "Where to?"}
 TOOL = {
@@ -35,6 +36,30 @@ CALL = '<tool_call>{"name": "look", "arguments": {"at": "caf\u00e9", "n": 1}}</t
 
 def chat(client: Any, messages: list[Any], **options: Any) -> Any:
     return client.chat.completions.create(model="policy", messages=messages, **options)
+
+
+def test_turns_cross_to_the_trainer_whole() -> None:
+    call = Call(parent=2, role="judge", max_tokens=7, stop=("end",))
+    messages = (Message(role="user", content="Where to?"),)
+    opening = Observation(messages=messages, tools=(TOOL,), state_key="s", call=call)
+    result = StepResult(
+        messages=messages,
+        reward=0.5,
+        truncated=True,
+        action="look",
+        reward_parts={"env": 1.0, "format": -0.5},
+        state_key="t",
+        info={"success": False},
+        rewritten=Observation(messages=messages, tools=(TOOL,)),
+        call=call,
+        earlier={0: 0.25, 3: 1.0},
+        trained=False,
+    )
+    sent = json.loads(json.dumps([wire.observation_to_json(opening), wire.result_to_json(result)]))
+    assert wire.observation_from_json(sent[0]) == opening
+    assert wire.result_from_json(sent[1]) == result
+    plain = StepResult(messages=(), reward=1.0, terminated=True)
+    assert wire.result_from_json(json.loads(json.dumps(wire.result_to_json(plain)))) == plain
 
 
 async def three_turns(task: Task, client: Any) -> dict[str, Any]:

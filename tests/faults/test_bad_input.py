@@ -40,7 +40,7 @@ HOSTILE = {
     "code": "__import__('os').system('touch owned')",
 }
 SECONDS = 10.0  # of processor time, far more than any of them takes; a blow-up takes for ever
-NAMES = [spec.name for spec in list_envs() if spec.available and spec.door is None] + [
+NAMES = [spec.name for spec in list_envs() if spec.available and spec.selects is None] + [
     "gymnasium:Taxi"
 ]
 

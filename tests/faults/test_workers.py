@@ -192,7 +192,7 @@ def rollout(config: Config) -> tuple[RolloutResult, dict[str, Any]]:
     generator = ScriptedGenerator(script, tokenizer=tokenizer, end_id=tokenizer.eos_token_id)
     proxy = AgentProxy(config, generator, tokenizer)
     try:
-        return proxy.play(0), proxy.env_state.pool_facts()
+        return proxy.play(0), proxy.env_state._pool.facts()
     finally:
         proxy.close()
 

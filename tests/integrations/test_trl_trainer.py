@@ -11,7 +11,7 @@ from turnwise.envs.base import EnvError
 from turnwise.generate.scripted import ScriptedGenerator
 from turnwise.integrations.trl import VerifiersGRPOTrainer
 from turnwise.integrations.trl.credit import earlier_rows, sampled_ids, train_row
-from turnwise.integrations.trl.player import EpisodePlayer, Rows
+from turnwise.integrations.trl.player import BatchPlayer, Rows
 from turnwise.integrations.trl.setup import episodes_config
 from turnwise.integrations.trl.sources import make_source
 from turnwise.log.store import RunReader
@@ -344,7 +344,7 @@ def test_a_rewriting_template_opens_contexts(tmp_path):
     assert all(row.left_out == 0 for row in trainer.batches[0][2])
     source = make_source(ThreeTurns())
     config = episodes_config(source, make_args(tmp_path, max_tokens_per_turn=64), None)
-    player = EpisodePlayer(
+    player = BatchPlayer(
         config=config,
         source=source,
         make_generator=lambda: ScriptedGenerator(

@@ -12,7 +12,8 @@ import pytest
 from alfworld_record import DIGESTS, transcripts
 
 from turnwise.envs.games.alfworld import AlfWorldEnv, GameMaker, check_games, load_games
-from turnwise.envs.games.alfworld.check import digest, first_difference, follow, make_engine
+from turnwise.envs.games.alfworld.check import digest, follow, make_engine, wander
+from turnwise.envs.games.alfworld.games import Game
 from turnwise.envs.games.alfworld.planner import find_plan
 from turnwise.envs.games.alfworld.rooms import load_plans, sample_plans
 
@@ -89,6 +90,31 @@ def test_splits_of_the_file_are_kept_apart() -> None:
 def test_without_the_original_the_error_names_the_extra() -> None:
     with pytest.raises(ImportError, match=r"turnwise\[alfworld\]"):
         AlfWorldEnv(engine="textworld")
+
+
+def first_difference(game: Game, *, seed: str, steps: int) -> tuple[str | None, int]:
+    """(what the two engines first disagree on, or None; the commands compared) over the walkthrough
+    and a random walk.
+
+    Texts, commands, whether the game is won and the state's name are compared after every command.
+    """
+    plain, original = make_engine(game, engine="plain"), make_engine(game, engine="textworld")
+    compared = 0
+    try:
+        for ours, theirs in (
+            (follow(plain, game.walkthrough), follow(original, game.walkthrough)),
+            (wander(plain, seed=seed, steps=steps), wander(original, seed=seed, steps=steps)),
+        ):
+            for (command, left), (_, right) in zip(ours, theirs, strict=True):
+                compared += bool(command)
+                if left != right or plain.state_key() != original.state_key():
+                    return (
+                        f"{game.id}, after {command!r}: plain {left!r}, textworld {right!r}",
+                        compared,
+                    )
+    finally:
+        original.close()
+    return None, compared
 
 
 @pytest.mark.slow

@@ -10,11 +10,12 @@ from learn_parts import WORDS, Parrot, parrot_config
 
 import turnwise
 from turnwise.cli.main import main
-from turnwise.cli.sft import NoSourceError, Words, read_words, resolve
+from turnwise.cli.sft import read_words
 from turnwise.config import show_config
 from turnwise.config.known import remember
 from turnwise.evaluate.players import Situation
 from turnwise.log.store import RunReader
+from turnwise.train.sft_config import NoSourceError, Words, resolve
 from turnwise.train.sources import read_file
 
 HERE = Path(__file__).parent

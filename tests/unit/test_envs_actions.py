@@ -1,17 +1,26 @@
 """Reading replies: any text is answered, quickly, and what is legal is found."""
 
 import time
+from collections.abc import Sequence
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from turnwise.config.schema import FormatConfig
-from turnwise.envs.actions import match_action, parse_reply, split_reply, write_reply
+from turnwise.envs.actions import match_action, split_reply, write_reply
 
 LEGAL = ("up", "down", "turn left")
 FORMAT = FormatConfig()
 PLAIN = FormatConfig(think=False)
+
+
+def parsed(
+    text: str, config: FormatConfig, legal: Sequence[str] = ()
+) -> tuple[tuple[str | None, ...], str | None]:
+    """The action of each piece of a reply, None where it is illegal, and the thoughts."""
+    pieces, think = split_reply(text, config, legal)
+    return tuple(match_action(piece, legal) for piece in pieces), think
 
 
 @pytest.mark.parametrize(
@@ -27,9 +36,9 @@ PLAIN = FormatConfig(think=False)
             ("up",),
             "<answer>down</answer>",
         ),
-        ("<think>a</think><answer>up || fly || down</answer>", FORMAT, ("up",), "a"),
-        ("<think>a</think><answer>fly || up</answer>", FORMAT, (), "a"),
-        ("<think>a</think><answer>up || || down</answer>", FORMAT, ("up",), "a"),
+        ("<think>a</think><answer>up || fly || down</answer>", FORMAT, ("up", None, "down"), "a"),
+        ("<think>a</think><answer>fly || up</answer>", FORMAT, (None, "up"), "a"),
+        ("<think>a</think><answer>up || || down</answer>", FORMAT, ("up", None, "down"), "a"),
         ("<think>a</think><answer>up", FORMAT, (), "a"),
         ("<answer>up</answer><think>late</think>", FORMAT, (), "late"),
         ("<think>a</think><answer>" + "up||" * 9 + "</answer>", FORMAT, ("up",) * 5, "a"),
@@ -46,23 +55,22 @@ PLAIN = FormatConfig(think=False)
             None,
         ),
         (" Up || down\n", FormatConfig(style="raw"), ("up", "down"), None),
-        ("<answer>up</answer>", FormatConfig(style="raw"), (), None),
-        ("<answer>\x00up</answer>", PLAIN, (), None),
+        ("<answer>up</answer>", FormatConfig(style="raw"), (None,), None),
+        ("<answer>\x00up</answer>", PLAIN, (None,), None),
         ("", FORMAT, (), None),
     ],
 )
 def test_parse_reply(
-    text: str, config: FormatConfig, actions: tuple[str, ...], think: str | None
+    text: str, config: FormatConfig, actions: tuple[str | None, ...], think: str | None
 ) -> None:
-    reply = parse_reply(text, config, LEGAL)
-    assert (reply.actions, reply.valid, reply.think) == (actions, bool(actions), think)
+    assert parsed(text, config, LEGAL) == (actions, think)
 
 
 def test_free_text_is_split_only_where_several_actions_fit() -> None:
     text = "<answer>|x||y|</answer>"
     one = FormatConfig(think=False, max_actions_per_turn=1)
-    assert parse_reply(text, one).actions == ("|x||y|",)
-    assert parse_reply(text, PLAIN).actions == ("|x", "y|")
+    assert parsed(text, one) == (("|x||y|",), None)
+    assert parsed(text, PLAIN) == (("|x", "y|"), None)
 
 
 PIECES = st.sampled_from(
@@ -74,11 +82,10 @@ PIECES = st.sampled_from(
 @settings(max_examples=200, deadline=None)
 def test_whatever_is_parsed_stands_in_the_text(text: str) -> None:
     for config in (FORMAT, PLAIN, FormatConfig(style="raw")):
-        reply = parse_reply(text, config, LEGAL)
-        assert set(reply.actions) <= set(LEGAL)
-        assert reply.valid == bool(reply.actions)
+        actions, think = parsed(text, config, LEGAL)
+        assert set(actions) <= {*LEGAL, None}
         assert all(piece in text for piece in split_reply(text, config)[0])
-        assert reply.think is None or reply.think in text
+        assert think is None or think in text
 
 
 @given(
@@ -93,9 +100,8 @@ def test_written_replies_are_read_back(
 ) -> None:
     config = FormatConfig.model_validate({"style": style, "think": think})
     thoughts = thoughts.replace("<", "(")
-    assert parse_reply(
-        write_reply(actions, config, think=thoughts), config, LEGAL
-    ).actions == tuple(actions)
+    reply = write_reply(actions, config, think=thoughts)
+    assert parsed(reply, config, LEGAL)[0] == tuple(actions)
 
 
 @pytest.mark.parametrize(
@@ -117,8 +123,8 @@ def test_ten_megabytes_are_parsed_quickly(unit: str) -> None:
     hostile = unit * (10_000_000 // len(unit))
     for text in (hostile, f"<think></think><answer>{hostile}</answer>"):
         start = time.process_time()
-        parse_reply(text, FORMAT, LEGAL)
-        parse_reply(text, FORMAT)
+        parsed(text, FORMAT, LEGAL)
+        parsed(text, FORMAT)
         assert time.process_time() - start < 0.5
 
 

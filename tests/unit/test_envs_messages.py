@@ -15,7 +15,6 @@ from turnwise.envs import MultiTurnEnv, Rubric, SingleTurnEnv, ToolEnv, check_en
 from turnwise.envs.adapters import as_env
 from turnwise.envs.base import Env, EnvError
 from turnwise.envs.data_rows import RowSplits
-from turnwise.envs.messages import is_multi_turn
 from turnwise.envs.tools.calls import make_tool, parse_tool_calls, read_docstring, run_tool
 from turnwise.procs.coroutines import run_sync
 from turnwise.types import Message, StepResult, ToolCall
@@ -183,12 +182,6 @@ def test_check_env_likes_conversations() -> None:
     for env in (SingleTurnEnv(ROWS, Rubric([exact])), Story(dataset=ROWS), ToolEnv([add], ROWS)):
         report = check_env(env, seeds=8)
         assert report.findings == (), str(report)
-
-
-def test_detection_of_single_and_multi_turn() -> None:
-    assert not is_multi_turn(SingleTurnEnv(ROWS))
-    assert is_multi_turn(Story(dataset=ROWS))
-    assert is_multi_turn(ToolEnv(tools=[add], dataset=ROWS))
 
 
 # Rubric

@@ -30,7 +30,7 @@ def place(frame: FrameType | None) -> tuple[str, str] | None:
 
 def traced_step(folder: Path) -> set[tuple[str, tuple[str, str]]]:
     """(calling file, called function) of everything in a step. Calls through torch and asyncio
-    count for whoever of us stands behind them."""
+    are attributed to the nearest turnwise caller."""
     config = Config.model_validate(
         {
             "model": {

@@ -10,7 +10,6 @@ import pytest
 from inspect_parts import Client, wait_for
 from run_fixtures import make_run
 
-from turnwise.cli.load_player import load_policy
 from turnwise.config.schema import Config
 from turnwise.endpoint.policy import PolicyServer
 from turnwise.evaluate.evaluation import PolicyPlayer
@@ -20,6 +19,7 @@ from turnwise.inspect.choices import key_for
 from turnwise.inspect.server import InspectServer
 from turnwise.rollout.proxy import sampling_for
 from turnwise.testing.tiny import tiny_model, tiny_tokenizer
+from turnwise.train.load_policy import load_policy
 
 SMALL = {
     "env": {"name": "simple_game", "max_turn": 2, "format": {"style": "raw"}},

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from turnwise.cli.load_player import load_policy
 from turnwise.config import load_config
 from turnwise.config.schema import Config, DataConfig
 from turnwise.envs.base import EnvError
@@ -14,8 +13,9 @@ from turnwise.envs.prompt_rewards import built_in_reward
 from turnwise.envs.prompts import read_prompts
 from turnwise.envs.shaping import Overlong
 from turnwise.evaluate.evaluation import evaluate
-from turnwise.evaluate.replay import replay_episode
+from turnwise.evaluate.replay import replay_episodes
 from turnwise.testing.tiny import tiny_model, tiny_tokenizer
+from turnwise.train.load_policy import load_policy
 from turnwise.train.networks import save_pretrained
 from turnwise.train.setup import choose_setting
 from turnwise.train.trainer import PPOTrainer
@@ -158,6 +158,6 @@ def test_a_run_on_a_parquet_file_punishes_long_replies(tmp_path: Path) -> None:
         lengths.add(length)
         assert turn.reward == pytest.approx(-1.0 + rule.reward(length))
         assert turn.reward_parts.get("overlong", 0.0) == pytest.approx(rule.reward(length))
-        factory = setting.factories["prompts"]
-        assert replay_episode(episode, setting.config, factory=factory) is None
+        factories = {episode.tag: setting.factories["prompts"]}
+        assert replay_episodes([episode], setting.config, factories=factories) == [None]
     assert max(lengths) > 2  # some are punished

@@ -6,9 +6,9 @@ from dataclasses import replace
 import pytest
 
 from turnwise.config.schema import Config, EnvConfig, FormatConfig, TrainConfig
-from turnwise.envs.base import BaseEnv
+from turnwise.envs.base import BaseEnv, Env
 from turnwise.evaluate.players import RandomPlayer, ScriptedPlayer, play_episodes
-from turnwise.evaluate.replay import replay_episode, replay_episodes
+from turnwise.evaluate.replay import replay_episodes
 from turnwise.types import Episode, Message, Status
 
 LAKE = Config(
@@ -53,7 +53,7 @@ def test_noise_comes_from_the_noise_seed() -> None:
     assert {episode.status for episode in episodes} <= {Status.COMPLETED, Status.TRUNCATED_TURNS}
     assert replay_episodes(episodes, config) == [None] * 6
     other = replace(episodes[0], noise_seed=episodes[0].noise_seed + 1)
-    found = replay_episode(other, config)
+    found = replay_episodes([other], config)[0]
     assert found is not None
     assert found.what == "messages"
 
@@ -84,7 +84,7 @@ def test_the_first_difference_is_named(what: str) -> None:
             changed = replace(episode, status=Status.TRUNCATED_TURNS if done else Status.COMPLETED)
         case _:
             changed = replace(episode, turns=(*episode.turns, episode.turns[-1]))
-    found = replay_episode(changed, config)
+    found = replay_episodes([changed], config)[0]
     assert found is not None
     places = {"prompt": "the opening", "status": "the end", "turns": "turn 4"}
     assert found.where == places.get(what, "turn 2")
@@ -104,9 +104,10 @@ def test_an_environment_that_now_fails_is_a_difference() -> None:
 
     from turnwise.envs.adapters import as_env
 
-    found = replay_episode(
-        episode, config, factory=lambda: as_env(Broken(), config=config.env, name="dice")
-    )
+    def broken() -> Env:
+        return as_env(Broken(), config=config.env, name="dice")
+
+    found = replay_episodes([episode], config, factories={episode.tag: broken})[0]
     assert found is not None
     assert "the die fell off the table" in str(found)
 
@@ -114,4 +115,4 @@ def test_an_environment_that_now_fails_is_a_difference() -> None:
 def test_an_unknown_tag_says_what_is_missing() -> None:
     episode = replace(play_episodes(dice(), RandomPlayer(), episodes=1)[0], tag="maze")
     with pytest.raises(ValueError, match="give the config"):
-        replay_episode(episode, dice())
+        replay_episodes([episode], dice())

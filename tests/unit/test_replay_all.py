@@ -16,7 +16,7 @@ from turnwise.evaluate.players import ScriptedPlayer, Situation, play_episodes
 from turnwise.evaluate.replay import read_episodes, replay_episodes
 from turnwise.serve.server import EnvServer
 
-BEHIND_DOORS = {
+EXAMPLES = {
     "gymnasium": (
         "gymnasium:Taxi",
         "gymnasium:FrozenLake",
@@ -26,7 +26,7 @@ BEHIND_DOORS = {
     "textarena": ("textarena:Mastermind-v0", "textarena:Sudoku-v0"),
     "reasoning_gym": ("reasoning_gym:chain_sum", "reasoning_gym:word_sorting"),
     "gem": ("gem:game:GuessTheNumber-v0-easy", "gem:game:Minesweeper-v0-easy"),
-    "openenv": (),  # its server is started in test_doors.py
+    "openenv": (),  # its server is started in test_envs_libraries.py
     "remote": ("remote",),
     "agent": (),  # tests/endpoint
     "command": (),
@@ -42,12 +42,12 @@ def every_env() -> list[str]:
     found: list[str] = []
     for spec in list_envs():
         if spec.available:
-            found += BEHIND_DOORS[spec.name] if spec.door is not None else (spec.name,)
+            found += EXAMPLES[spec.name] if spec.selects is not None else (spec.name,)
     return [*found, *VARIANTS]
 
 
-def test_every_door_has_its_examples_here() -> None:
-    assert {spec.name for spec in list_envs() if spec.door is not None} == set(BEHIND_DOORS)
+def test_every_library_has_its_examples_here() -> None:
+    assert {spec.name for spec in list_envs() if spec.selects is not None} == set(EXAMPLES)
     for module in ("bm25s", "Stemmer", "rapidfuzz"):
         assert importlib.util.find_spec(module), (
             f"{module} belongs to the suite's extras; webshop would go untested"

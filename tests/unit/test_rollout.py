@@ -306,7 +306,7 @@ def test_a_hanging_environment_times_out_and_the_others_go_on(isolation: str) ->
     assert counter == [1]
     assert [e.status.value for e in result.dropped] == ["env_timeout"]
     assert len(result.episodes) == 3
-    kind = proxy.env_state.pool_facts()["isolation"]
+    kind = proxy.env_state._pool.facts()["isolation"]
     assert kind == ("inline" if isolation == "inline" else "thread")
 
 

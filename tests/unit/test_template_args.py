@@ -9,12 +9,12 @@ from pydantic import ValidationError
 
 from turnwise.chat.arguments import with_arguments
 from turnwise.chat.render import Renderer
-from turnwise.cli.load_player import load_policy
 from turnwise.config import load_config
 from turnwise.config.schema import ModelConfig
 from turnwise.evaluate.evaluation import evaluate
 from turnwise.models.policy import load_tokenizer
 from turnwise.testing.tiny import tiny_model, tiny_tokenizer
+from turnwise.train.load_policy import load_policy
 from turnwise.train.networks import save_pretrained
 from turnwise.train.warmstart import build_embedded
 from turnwise.types import Message

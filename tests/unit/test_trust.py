@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 
-from turnwise.cli.load_player import load_policy
 from turnwise.cli.main import main
 from turnwise.config import Config, load_config, show_config
 from turnwise.config.known import is_known, remember
@@ -17,6 +16,7 @@ from turnwise.log.store import RunDirectory, RunReader
 from turnwise.testing.tiny import tiny_model, tiny_tokenizer
 from turnwise.train import run as runs
 from turnwise.train.checkpoint import CheckpointError, check_files, write_folder
+from turnwise.train.load_policy import load_policy
 from turnwise.train.networks import save_pretrained
 
 CODE = """

@@ -1,5 +1,5 @@
-"""Algorithms as pure functions on tensors: credit assignment, surrogates, reductions, KL and group
-filters."""
+"""Credit assignment, surrogates, reductions, KL and group filters as pure functions on tensors; one
+file per algorithm. No models, no training loop."""
 
 from turnwise.algos.algorithm import Algorithm
 from turnwise.algos.bi_level_gae import compute_bi_level_gae_advantage_return

@@ -57,7 +57,7 @@ class Algorithm:
     """A user's own loss of a token, in the surrogate's place (algos/own.py)."""
     reduction: Reduction = "token_mean"
     norm_tokens: float = AlgoConfig.model_fields["norm_tokens"].default
-    """What token_sum_norm divides by."""
+    """Divisor of token_sum_norm."""
     gamma: float = 1.0
     lam: float = 1.0
     high_level_gamma: float = 0.95

@@ -4,8 +4,8 @@ from torch import Tensor
 
 from turnwise.algos.algorithm import Algorithm
 from turnwise.algos.critics import bootstrap_of, values_of
-from turnwise.algos.groups import score_episodes
-from turnwise.algos.layout import build_layout, numbered
+from turnwise.algos.groups import score_groups
+from turnwise.algos.layout import build_layout
 from turnwise.algos.rounding import credit_error, masked_whiten, rounding_errors
 from turnwise.data.batch import Batch
 
@@ -82,19 +82,8 @@ def _credit_error(batch: Batch, algorithm: Algorithm, rewards: Tensor) -> Tensor
 def _summary(
     batch: Batch, algorithm: Algorithm, advantages: Tensor, returns: Tensor, *, error: Tensor
 ) -> dict[str, float]:
-    scored = score_episodes(
-        batch.rewards,
-        batch.response_mask,
-        group_ids=batch.group_ids,
-        episode_ids=batch.episode_ids,
-        counted=batch.loss_mask.any(-1),
-        errors=batch.reward_errors,
-    )
-    members = scored.members
-    first = numbered(scored.groups)
-    std = members.std.new_zeros(members.std.shape[0]).scatter(0, first, members.std)[
-        : int(first.max()) + 1
-    ]
+    groups = score_groups(batch)
+    members, std = groups.episodes.members, groups.std
     trained = advantages[batch.loss_mask]
     metrics = {
         "episode/count": float(members.counted.sum()),

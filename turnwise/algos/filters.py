@@ -6,8 +6,7 @@ import torch
 from torch import Tensor
 
 from turnwise.algos.algorithm import Algorithm
-from turnwise.algos.groups import score_episodes
-from turnwise.algos.layout import numbered
+from turnwise.algos.groups import score_groups
 from turnwise.data.batch import Batch
 
 
@@ -26,21 +25,12 @@ def filter_groups(batch: Batch, algorithm: Algorithm) -> tuple[Tensor, dict[str,
     Where all groups are dropped the index is empty: the caller decides whether to play more or to
     skip the step.
     """
-    scored = score_episodes(
-        batch.rewards,
-        batch.response_mask,
-        group_ids=batch.group_ids,
-        episode_ids=batch.episode_ids,
-        counted=batch.loss_mask.any(-1),
-        errors=batch.reward_errors,
-    )
-    group = numbered(scored.groups)
-    number = int(group.max()) + 1 if group.numel() else 0
-    scores = scored.members.std.new_zeros(number).scatter(0, group, scored.members.std)
+    groups = score_groups(batch)
+    scores = groups.std
     kept = _keep(scores, algorithm)
-    rows = kept[group][scored.episode_of_row].nonzero().squeeze(-1)
+    rows = kept[groups.group][groups.episodes.episode_of_row].nonzero().squeeze(-1)
     metrics = {
-        "filter/groups": float(number),
+        "filter/groups": float(scores.shape[0]),
         "filter/dropped_groups": float((~kept).sum()),
         "filter/zero_variance_groups": float((scores == 0).sum()),
         "filter/kept_rows": float(rows.shape[0]),

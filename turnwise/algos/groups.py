@@ -158,6 +158,26 @@ def group_inputs(batch: Batch) -> GroupInputs:
     }
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GroupScores:
+    """The groups of a batch with the spread of their returns."""
+
+    episodes: EpisodeScores
+    group: Tensor  # [E] int64
+    """The group of each episode, numbered from 0."""
+    std: Tensor  # [G] float64
+    """The standard deviation of the returns of each group."""
+
+
+def score_groups(batch: Batch) -> GroupScores:
+    """The spread of every group's returns, over the episodes that are trained on."""
+    scored = score_episodes(batch.rewards, batch.response_mask, **group_inputs(batch))
+    group = numbered(scored.groups)
+    number = int(group.max()) + 1 if group.numel() else 0
+    std = scored.members.std.new_zeros(number).scatter(0, group, scored.members.std)
+    return GroupScores(episodes=scored, group=group, std=std)
+
+
 def distance_from_mean(members: Members, *, singleton: Singleton, normalize_std: bool) -> Tensor:
     """Each member's distance from its group's mean, 0 for those that do not count or have no peer:
     [E]."""

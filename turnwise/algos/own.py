@@ -28,13 +28,13 @@ ESTIMATOR_ARGUMENTS = (
     *("group_ids", "bootstrap", "truncated"),  # [E]
     *SETTINGS,
 )
-"""What an estimator may ask for. A row is an episode, and position t its t-th token that the model
-said; `mask` is False where a shorter episode is padded."""
+"""Arguments that an estimator may take. A row is an episode, and position t its t-th sampled token;
+`mask` is False where a shorter episode is padded."""
 LOSS_ARGUMENTS = (
     *("logprobs", "old_logprobs", "ratio", "advantages", "mask"),  # [B, T]
     *("clip_low", "clip_high"),
 )
-"""What a loss may ask for. `logprobs` and `ratio` carry the gradient."""
+"""Arguments that a loss may take. `logprobs` and `ratio` carry the gradient."""
 
 
 def own_algorithm(name: str) -> Algorithm:

@@ -18,7 +18,7 @@ class StateTurns:
     returns: Tensor
     """Discounted rewards from each turn on: [M]."""
     errors: Tensor
-    """What rounding may have done to the returns: [M]."""
+    """A bound on the rounding errors of the returns: [M]."""
     states: Tensor
     """A number per state and group: [M]."""
     episodes: Tensor

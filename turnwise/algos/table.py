@@ -33,8 +33,8 @@ PRESETS: dict[str, Algorithm] = {
 def build_algorithm(cfg: AlgoConfig) -> Algorithm:
     """The preset that the config names, refined by the config's other settings.
 
-    A setting that the algorithm cannot honour is refused by name, so that nobody tunes a knob that
-    turns nothing.
+    A setting that the algorithm cannot honour is refused by name, so a setting without effect is
+    never silently accepted.
 
     Raises:
         ValueError: two settings contradict each other.

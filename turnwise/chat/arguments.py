@@ -56,7 +56,7 @@ RESERVED = frozenset(
         *("bos_token", "eos_token"),
     }
 )
-"""What a template is given in any case."""
+"""Variables that every template gets."""
 
 
 def _literal(value: Argument) -> str:

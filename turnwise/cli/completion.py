@@ -36,7 +36,8 @@ def words_by_command() -> dict[str, list[str]]:
     from turnwise.envs.registry import list_envs
 
     keys = [f"{key}=" for key, field in known_fields().items() if section_of(field) is None]
-    recipes, envs = list(list_recipes()), [spec.name for spec in list_envs() if spec.door is None]
+    recipes = list(list_recipes())
+    envs = [spec.name for spec in list_envs() if spec.selects is None]
     more = {
         "train": [*recipes, *keys],
         "eval": [*recipes, *keys],

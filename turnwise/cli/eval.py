@@ -118,7 +118,8 @@ def describe(result: "EvalResult") -> str:
 
 
 def _player(spec: str | None, source: Source, *, trust: bool) -> "Player | PolicyPlayer":
-    from turnwise.cli.load_player import load_player, load_policy
+    from turnwise.evaluate.player_names import load_player
+    from turnwise.train.load_policy import load_policy
 
     if spec is None:
         return load_policy(source.config, run=source.run, model=source.model, name=source.name)

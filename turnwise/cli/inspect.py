@@ -115,7 +115,7 @@ def _serve(roots: list[Path], *, host: str, port: int, browse: bool, envs: list[
 
 def _policy(config: Config, run: Path, name: str) -> "PolicyPlayer":
     """The policy of a run's last checkpoint."""
-    from turnwise.cli.load_player import load_policy
+    from turnwise.train.load_policy import load_policy
 
     return load_policy(config, run=run, name=name)
 

@@ -75,7 +75,7 @@ def replay(
 
 
 def _config(file: Path, given: Path | None, *, trust: bool) -> Config:
-    from turnwise.cli.rollout import config_path
+    from turnwise.config.load import config_path
     from turnwise.envs.trust import is_run_config
 
     places = [given] if given else [config_path(file), file.resolve().parent.parent / "config.yaml"]

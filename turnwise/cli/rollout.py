@@ -10,6 +10,7 @@ from turnwise.cli.args import TAKES_OVERRIDES, Trust, fail, told_shortly
 from turnwise.cli.sources import played, read_source
 from turnwise.config import Config, show_config
 from turnwise.config.known import remember
+from turnwise.config.load import config_path
 
 if TYPE_CHECKING:
     from turnwise.types import Episode
@@ -53,12 +54,13 @@ def rollout(
     trust: Trust = False,
 ) -> None:
     """Play episodes of a recipe, config, run or model and store them, one JSON object per line."""
-    from turnwise.cli.load_player import load_player, load_policy
     from turnwise.envs.base import EnvError
+    from turnwise.evaluate.player_names import load_player
     from turnwise.evaluate.players import play_episodes, with_episodes
     from turnwise.log.metrics import rollout_metrics
     from turnwise.rollout.proxy import AgentProxy, RolloutError
     from turnwise.train.checkpoint import CheckpointError
+    from turnwise.train.load_policy import load_policy
 
     source = read_source(ctx.args, env=env, player=player, trust=trust)
     if split not in ("val", "train"):
@@ -100,14 +102,3 @@ def write_episodes(path: Path, episodes: "Iterable[Episode]", config: Config) ->
     text = show_config(config)
     config_path(path).write_text(text, encoding="utf-8")
     remember(text)
-
-
-def config_path(path: Path) -> Path:
-    """The path of the config of an episode file.
-
-    Example:
-        >>> config_path(Path("a/episodes.jsonl")).name, config_path(Path("b.jsonl.gz")).name
-        ('episodes.config.yaml', 'b.config.yaml')
-    """
-    name = path.name.removesuffix(".gz")
-    return path.with_name(f"{Path(name).stem}.config.yaml")

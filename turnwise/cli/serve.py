@@ -31,11 +31,11 @@ def serve(
     Settings may follow, such as --rollout.max_response_tokens 256. The environment variable
     TURNWISE_TOKEN is the API key that clients need.
     """
-    from turnwise.cli.load_player import load_policy
     from turnwise.endpoint.policy import PolicyServer
     from turnwise.envs.base import EnvError
     from turnwise.rollout.proxy import sampling_for
     from turnwise.train.checkpoint import CheckpointError
+    from turnwise.train.load_policy import load_policy
 
     source = read_source(ctx.args, trust=trust)
     with told_shortly((ValueError, EnvError, OSError), (CheckpointError,)):

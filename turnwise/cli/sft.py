@@ -1,18 +1,18 @@
 """`turnwise sft`: imitates demonstrations, from a player, a run, or a file of episodes or
 messages."""
 
-import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from turnwise.cli.args import TAKES_OVERRIDES, Trust, fail, refuse_code, split_source, told_shortly
 from turnwise.cli.train import config_of_run, run_native, show_plan
-from turnwise.config import Config, load_config, run_config, show_config
+from turnwise.config import Config, show_config
 from turnwise.config.known import remember
+from turnwise.config.load import config_path
+from turnwise.train.sft_config import NoSourceError, Words, resolve
 
 
 def register(app: typer.Typer) -> None:
@@ -67,20 +67,6 @@ def sft(
         run_native(config)
 
 
-class NoSourceError(ValueError):
-    """There is nothing to imitate."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Words:
-    """The command line, sorted."""
-
-    sources: tuple[str, ...]
-    config: str | Path | Mapping[str, Any] | None
-    """A recipe, a config file or settings."""
-    overrides: tuple[str, ...]
-
-
 def read_words(words: Sequence[str]) -> Words:
     """The sources, the recipe and the overrides among the words.
 
@@ -122,57 +108,7 @@ def _is_stored(word: str) -> bool:
     return (path / "config.yaml").is_file() or word.endswith((".jsonl", ".jsonl.gz"))
 
 
-def resolve(words: Words, *, embedded: bool | None = None) -> tuple[Config, Path | None]:
-    """(the config of the run, the stored config that it is made from or None).
-
-    It is that of the recipe or file, else the one that lies with the demonstrations. Where no
-    environment is named, nothing is evaluated.
-
-    Raises:
-        NoSourceError: no source is named.
-    """
-    from turnwise.train.sources import is_player
-
-    overrides = ["train.steps=0", *words.overrides]
-    if words.sources:
-        overrides.append(f"sft.source={json.dumps(words.sources)}")
-    if words.config is not None:
-        return run_config(words.config, overrides, embedded=embedded), None
-    if not any(word.lstrip("-").startswith("sft.source") for word in overrides):
-        raise NoSourceError(
-            "there is nothing to imitate; give a source: expert, random, a run directory, a file "
-            ".jsonl of episodes or messages"
-        )
-    stored = _stored_config(words.sources)
-    if stored is not None:
-        return run_config(_settings_of(stored), overrides, embedded=embedded), stored
-    named = any(word.lstrip("-").startswith(("env.", "envs")) for word in overrides)
-    if not named and not any(map(is_player, words.sources)):
-        overrides = ["eval.before=false", "eval.after=false", *overrides]
-    return run_config(None, overrides, embedded=embedded), None
-
-
-def _stored_config(sources: Sequence[str]) -> Path | None:
-    """The config that lies with the first stored demonstrations."""
-    from turnwise.cli.rollout import config_path
-
-    for source in map(Path, sources):
-        for path in (source / "config.yaml", config_path(source)):
-            if path.is_file():
-                return path
-    return None
-
-
-def _settings_of(stored: Path) -> dict[str, Any]:
-    """What a stored config says of environment, rollout and model; not how it was run."""
-    tree = load_config(stored).model_dump(mode="json")
-    tree["log"]["name"] = None
-    del tree["sft"]
-    return tree
-
-
 def _write(config: Config, path: Path) -> None:
-    from turnwise.cli.rollout import config_path
     from turnwise.envs.base import EnvError
     from turnwise.train.setup import choose_setting
     from turnwise.train.sources import collect, write_messages

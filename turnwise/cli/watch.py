@@ -120,7 +120,7 @@ def _line(view: "RunView", step: int) -> str | None:
 
 
 def _draw(follower: "Follower", *, stay: bool) -> None:
-    """Draws until the run is over or somebody leaves, then prints the last frame to stay."""
+    """Draws until the run is over or the user quits, then prints the last frame to stay."""
     from turnwise.log.terminal.live import FRAME_SECONDS
     from turnwise.log.terminal.screen import Screen
 
@@ -159,7 +159,7 @@ def _offer(follower: "Follower", dashboard: "Dashboard") -> None:
 
 
 def _next(view: "RunView") -> str:
-    """What can be done with a run in this state."""
+    """The command to suggest for a run in this state."""
     if view.state in ("stopped", "interrupted"):
         return f"go on with: turnwise train --resume {view.path}"
     return "" if view.state == "running" else f"more: turnwise report {view.path}"
@@ -179,7 +179,7 @@ def _keys(dashboard: "Dashboard", *, seconds: float) -> bool:
             return False
         if pressed.count(b" ") % 2:
             dashboard.playback.paused = not dashboard.playback.paused
-        # Several keys arrive at once where somebody holds one down.
+        # A key that is held down arrives several times at once.
         if any(arrow in pressed for arrow in ARROWS):
             turns = sum(pressed.count(arrow) * turn for arrow, turn in ARROWS.items())
             dashboard.playback.turn_by(turns)
@@ -215,7 +215,7 @@ def _taken(screen: "Screen") -> Generator[None]:
 
 @contextlib.contextmanager
 def _until_closed() -> Generator[None]:
-    """Ends the command without a word when nobody reads its output any more, as after `| head`."""
+    """Ends the command silently when its output is closed, as after `| head`."""
     try:
         yield
     except BrokenPipeError:

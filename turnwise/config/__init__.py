@@ -1,4 +1,5 @@
-"""The typed config of a run: schema, loading, other projects' key names, recipes."""
+"""The typed config of a run: schema, loading, other projects' key names, recipes.
+Imports no torch and starts nothing."""
 
 from turnwise.config.base import run_config
 from turnwise.config.load import list_recipes, load_config, parse_overrides, show_config

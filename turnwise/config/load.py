@@ -100,7 +100,7 @@ def translate(
 
 
 def _told(translator: Translator) -> str:
-    """What keys of other projects mean here, in a few lines."""
+    """The meaning of other projects' keys, in a few lines."""
     differs = [f"  - {key}: {note.why}" for key, note in translator.notes.items() if not note.moot]
     moot = [key for key, note in translator.notes.items() if note.moot]
     lines = ["keys that mean something else here:", *differs] if differs else []
@@ -312,3 +312,14 @@ def _describe(path: tuple[int | str, ...], items: list[Any], spelled: Mapping[st
 
 def _first_line(error: Exception) -> str:
     return str(error).partition("\n")[0]
+
+
+def config_path(path: Path) -> Path:
+    """The path of the config of an episode file.
+
+    Example:
+        >>> config_path(Path("a/episodes.jsonl")).name, config_path(Path("b.jsonl.gz")).name
+        ('episodes.config.yaml', 'b.config.yaml')
+    """
+    name = path.name.removesuffix(".gz")
+    return path.with_name(f"{Path(name).stem}.config.yaml")

@@ -1,4 +1,3 @@
-# pyright: reportUnknownVariableType=false
 """The typed tree that configures a run. Refuses unknown keys; does not import torch.
 
 Defaults are defined here, except those that depend on the model (base.py). Code receives the
@@ -6,7 +5,7 @@ sub-config that it needs, never the whole tree.
 """
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, cast
 
 from pydantic import (
     AfterValidator,
@@ -196,7 +195,7 @@ class ShapingConfig(Section):
     """Soft punishment of long replies, as in DAPO: it begins this many tokens before
     rollout.max_response_tokens and grows to overlong_penalty there. 0: off."""
     overlong_penalty: float = Field(default=1.0, ge=0.0)
-    """What a reply of rollout.max_response_tokens loses, if overlong_tokens is set."""
+    """Penalty of a reply of rollout.max_response_tokens, if overlong_tokens is set."""
     function: str | None = None
     """Your own shaper, as file.py:function or a registered name. Its result is added to every
     turn's reward, after the clip."""
@@ -323,7 +322,9 @@ class RolloutConfig(Section):
     @classmethod
     def _held_out(cls, value: Any) -> Any:
         """If only some keys of `val` are given, the others keep the defaults of `val`."""
-        return {**HELD_OUT, **value} if isinstance(value, Mapping) else value
+        if not isinstance(value, Mapping):
+            return value
+        return {**HELD_OUT, **cast(Mapping[str, Any], value)}
 
     @model_validator(mode="after")
     def _consistent(self) -> "RolloutConfig":

@@ -34,7 +34,7 @@ class Batch:
     """
 
     input_ids: Tensor  # [B, T] int64
-    attention_mask: Tensor  # [B, T] int64: 1 on every real token, whoever produced it
+    attention_mask: Tensor  # [B, T] int64: 1 on every token, 0 on padding
     response_mask: Tensor  # [B, T] bool: the model produced the token
     loss_mask: Tensor  # [B, T] bool, within response_mask: the token is trained on
     turn_ids: Tensor  # [B, T] int64: turn in the episode, -1 where response_mask is False

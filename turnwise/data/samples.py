@@ -66,7 +66,7 @@ def contexts(turns: Sequence[Turn]) -> list[Context]:
 
 
 def parent_of(turns: Sequence[Turn], index: int) -> int | None:
-    """The turn that a turn continues, None where its context began anew."""
+    """The turn that a turn continues, None where a new context began."""
     turn = turns[index]
     if turn.restart or index == 0:
         return None

@@ -17,7 +17,7 @@ from turnwise.envs.wire import decode, encode
 from turnwise.isolation.processes import WorkerLostError
 from turnwise.procs.channel import receive_frame, send_frame, start_beside
 from turnwise.serve.http import listen
-from turnwise.types import Call, Json, Message, Observation, StepResult
+from turnwise.types import Json
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -41,7 +41,7 @@ class EndpointProcess:
         self._waiting: dict[int, tuple[Future[Any], Callable[[Json], Any]]] = {}
 
     def call(self, op: str, env: int, read: Callable[[Json], T], **fields: Json) -> Future[T]:
-        """What the endpoint answers to a request for an environment, as `read` reads it."""
+        """The endpoint's answer to a request for an environment, converted by `read`."""
         future: Future[T] = Future()
         with self._lock:
             if self._channel is None:
@@ -71,7 +71,7 @@ class EndpointProcess:
                         future, read = self._waiting.pop(answer["id"])
                     if future.set_running_or_notify_cancel():
                         _settle(future, read, answer)
-        finally:  # whatever ended it: nobody may wait for an answer that cannot come
+        finally:  # no answer can come any more: fail all pending requests
             with self._lock:
                 self._channel = None
                 waiting, self._waiting = self._waiting, {}
@@ -89,41 +89,6 @@ def _settle(future: Future[Any], read: Callable[[Json], Any], answer: dict[str, 
         return
     kind = WorkerLostError if answer["lost"] else EnvError
     future.set_exception(kind(answer["error"]))
-
-
-def read_observation(data: Json) -> Observation:
-    """The opening of an episode, from its JSON."""
-    return Observation(
-        messages=tuple(map(Message.from_json, data["messages"])),
-        tools=tuple(data["tools"]),
-        info=data["info"],
-        call=_read_call(data["call"]),
-    )
-
-
-def read_result(data: Json) -> StepResult:
-    """The result of a turn, from its JSON."""
-    rewritten = data["rewritten"]
-    return StepResult(
-        messages=tuple(map(Message.from_json, data["messages"])),
-        reward=data["reward"],
-        terminated=data["terminated"],
-        truncated=data["truncated"],
-        action=data["action"],
-        state_key=data["state_key"],
-        info=data["info"],
-        rewritten=None if rewritten is None else Observation.from_json(rewritten),
-        call=_read_call(data["call"]),
-        earlier=dict(data["earlier"]),
-        trained=data["trained"],
-    )
-
-
-def _read_call(data: Json) -> Call | None:
-    if data is None:
-        return None
-    parent, role, max_tokens, stop = data
-    return Call(parent=parent, role=role, max_tokens=max_tokens, stop=tuple(stop))
 
 
 _shared: dict[tuple[str, int], EndpointProcess] = {}

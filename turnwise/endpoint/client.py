@@ -1,4 +1,3 @@
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 """The client that a program is given: OpenAI's own, with the episode's address and a way to give
 rewards."""
 

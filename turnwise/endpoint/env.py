@@ -14,10 +14,9 @@ from typing import Any
 
 from turnwise.endpoint.beside import (
     EndpointProcess,
-    read_observation,
-    read_result,
     shared_endpoint,
 )
+from turnwise.endpoint.wire import observation_from_json, result_from_json
 from turnwise.endpoint.worker import COMMAND, TOKEN, Worker
 from turnwise.envs.base import Hint
 from turnwise.envs.data_rows import RowSplits, load_rows
@@ -41,7 +40,7 @@ class AgentEnv:
     Args:
         program: FILE.py:FUNCTION or module:function. It gets `task` and `client` by name, may be
             async, and returns its reward: a number, or a dict with reward, success and info. A
-            class is made anew for every episode, and its `run` is called.
+            new object of a class is made for every episode, and its `run` is called.
         tasks: rows, or a JSONL file; a row is the payload of a task. None: a task is a seed.
         val_fraction: the share of the rows that is held out.
         workers: processes that run the program. 0: threads of this process. "elsewhere": none; they
@@ -99,7 +98,7 @@ class AgentEnv:
 
         def read(data: Json) -> Observation:
             self._wants_logprobs = data["logprobs"]
-            return read_observation(data)
+            return observation_from_json(data)
 
         return self._staff.endpoint.call(
             "reset",
@@ -151,7 +150,7 @@ class AgentEnv:
     def hint(self, what: Hint, seed: int) -> Json:
         """A random call of the tools that the program offers, for the random player and warm
         starts. A program that offered tools before and asks without them wants plain words. None
-        where it never offered any: nobody knows what the program understands."""
+        where it never offered any: it is unknown what the program understands."""
         if what != "random":
             return None
         asked = self._staff.endpoint.call("look", self._id, lambda data: data).result()
@@ -165,7 +164,7 @@ class AgentEnv:
 
     def _read_result(self, data: Json) -> StepResult:
         self._wants_logprobs = data["logprobs"]
-        return read_result(data)
+        return result_from_json(data)
 
 
 def _said(known: Any, *, logprobs: bool) -> dict[str, Json]:

@@ -1,5 +1,5 @@
 # pyright: reportUnknownArgumentType=false, reportUnknownVariableType=false
-# pyright: reportUnknownMemberType=false, reportUnknownLambdaType=false
+# pyright: reportUnknownMemberType=false
 """One episode as its program and the rollout see it: requests on one side, turns on the other."""
 
 import asyncio
@@ -26,7 +26,7 @@ class Outcome:
     """How a program ended."""
 
     rewards: Mapping[str, float] = field(default_factory=dict[str, float])
-    """By role; "" is everybody."""
+    """By role; "" stands for all roles."""
     info: Mapping[str, Json] = field(default_factory=dict[str, Json])
     error: str | None = None
     lost: bool = False
@@ -62,7 +62,7 @@ class Outcome:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Said:
-    """What the episode wants to know of a reply's tokens. The defaults are those of a reply without
+    """Facts about the tokens of a reply. The defaults are those of a reply without
     tokens, of a person or a test."""
 
     prompt: int = 0
@@ -310,7 +310,7 @@ class AgentEpisode:
                 pending.answer.set_exception(
                     AskError(f"this episode is over: {why}", code=code, status=status)
                 )
-                pending.answer.exception()  # nobody may wait for it
+                pending.answer.exception()  # marks it as retrieved if no request waits
 
     async def _next(self) -> Pending | None:
         """The next request, None once the program has ended."""

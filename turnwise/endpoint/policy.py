@@ -44,7 +44,7 @@ class PolicyServer:
 
     Args:
         sampling: how replies are drawn where a request does not say.
-        token: what requests must carry as their key. None: everybody on this machine may ask.
+        token: the API key that requests need. None: all programs on this machine may ask.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class PolicyServer:
         self._renderer = Renderer(tokenizer)
         self._token = token
         self._count = itertools.count()
-        # The generator works on a loop of its own: between two tokens nobody else has to wait.
+        # The generator has its own event loop, so that decoding does not delay HTTP requests.
         self._engine = asyncio.new_event_loop()
         self._thread = threading.Thread(
             target=self._engine.run_forever, name="turnwise-policy", daemon=True

@@ -9,12 +9,13 @@ from typing import Any
 
 from turnwise.endpoint.episode import AgentEpisode, Said
 from turnwise.endpoint.server import Endpoint
+from turnwise.endpoint.wire import observation_to_json, result_to_json
 from turnwise.envs.base import EnvError
 from turnwise.envs.gate import describe, words
 from turnwise.envs.wire import decode, encode
 from turnwise.isolation.processes import WorkerLostError
 from turnwise.procs.channel import HEADER, frame, receive_frame
-from turnwise.types import Call, Json, Observation, StepResult, Task
+from turnwise.types import Json, Task
 
 logger = logging.getLogger(__name__)
 _CUTS = {
@@ -98,7 +99,8 @@ class _Desk:
                 lease=request["lease"],
             )
             self._endpoint.open(episode, queue=request["queue"])
-            return _observation(await episode.opening(), episode)
+            opening = observation_to_json(await episode.opening())
+            return {**opening, "logprobs": _wants(episode)}
         episode = self._episodes.get(env)
         if episode is None:
             raise EnvError("the agent was stepped before its reset")
@@ -107,13 +109,14 @@ class _Desk:
                 said: dict[str, Any] = request["said"]
                 said["logprobs"] = tuple((text, one) for text, one in said.get("logprobs", ()))
                 episode.answer(request["text"], Said(**said))
-                return _result(await episode.next_turn(), episode)
+                result = result_to_json(await episode.next_turn())
+                return {**result, "logprobs": _wants(episode)}
             case "finish":
                 why, code = _CUTS[request["why"]]
                 result = await episode.cut(
                     why, code=code, patience=request["patience"], otherwise=request["otherwise"]
                 )
-                return _result(result, episode)
+                return {**result_to_json(result), "logprobs": _wants(episode)}
             case "look":
                 ask = episode.current
                 if ask is None:
@@ -121,34 +124,6 @@ class _Desk:
                 return [list(ask.tools), [message.to_json() for message in ask.messages]]
             case other:
                 raise EnvError(f"the endpoint knows no {other!r}")
-
-
-def _observation(opening: Observation, episode: AgentEpisode) -> Json:
-    return {**opening.to_json(), "call": _call(opening.call), "logprobs": _wants(episode)}
-
-
-def _result(result: StepResult, episode: AgentEpisode) -> Json:
-    rewritten = result.rewritten
-    return {
-        "messages": [message.to_json() for message in result.messages],
-        "reward": result.reward,
-        "terminated": result.terminated,
-        "truncated": result.truncated,
-        "action": result.action,
-        "state_key": result.state_key,
-        "info": dict(result.info),
-        "rewritten": None if rewritten is None else rewritten.to_json(),
-        "call": _call(result.call),
-        "earlier": list(result.earlier.items()),
-        "trained": result.trained,
-        "logprobs": _wants(episode),
-    }
-
-
-def _call(call: Call | None) -> Json:
-    if call is None:
-        return None
-    return [call.parent, call.role, call.max_tokens, list(call.stop)]
 
 
 def _wants(episode: AgentEpisode) -> bool:

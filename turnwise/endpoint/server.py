@@ -361,7 +361,7 @@ def _error(error: AskError) -> dict[str, Json]:
 
 
 def refusal(error: Exception) -> Response:
-    """An error in OpenAI's form. What is nobody's mistake but ours is raised again."""
+    """An error in OpenAI's form. Internal errors are raised again."""
     if isinstance(error, ServeError):
         error = AskError(str(error), status=error.status)
     elif isinstance(error, ClientDisconnect):

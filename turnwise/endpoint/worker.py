@@ -1,4 +1,4 @@
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownVariableType=false
 """Workers run programs: a function, a class or a command line, many at once, in this process, in
 processes beside it, or on other machines."""
 
@@ -26,7 +26,7 @@ from turnwise.user_code import load_object, wanted_arguments
 
 logger = logging.getLogger(__name__)
 COMMAND = "$ "
-"""What a program that is a command line begins with."""
+"""Prefix of a program that is a command line."""
 ALIVE = 2.0
 """Seconds between two signs of life."""
 GRACE = 5.0
@@ -106,7 +106,7 @@ class Worker:
                 return
 
     def _play(self, job: Mapping[str, Any]) -> dict[str, Json]:
-        """What the program returned on a task, or how it failed, as JSON."""
+        """The program's result on a task, or its error, as JSON."""
         try:
             task = Task.from_json(job["task"])
             if self._program.startswith(COMMAND):
@@ -197,8 +197,8 @@ class Worker:
 
 
 def run_function(program: Any, task: Task, base_url: str) -> Any:
-    """What the function (or the `run` of a class) returns for a task. It gets what it asks for by
-    name: task, client, base_url.
+    """The result of the function (or of the `run` of a class) for a task. It gets the arguments
+    that it names: task, client, base_url.
 
     Raises:
         EnvError: it is nothing that can be called with these.
@@ -232,7 +232,7 @@ async def _awaited(found: Awaitable[Any], client: Any) -> Any:
 
 
 def _outcome(value: Any) -> dict[str, Json]:
-    """What a program returned, as JSON for the endpoint."""
+    """The result of a program, as JSON for the endpoint."""
     if isinstance(value, Mapping):
         known = cast(Mapping[str, Any], value)
         return {key: json_safe(known.get(key)) for key in ("reward", "success", "info")}

@@ -1,4 +1,5 @@
-"""Environments: the base classes, and how to create one. Names are imported on first use."""
+"""Environments: the contract, registry, adapters and checks; tools/ for ToolEnv, games/ the games.
+No tokens, no models. Names are imported on first use."""
 
 import importlib
 from typing import TYPE_CHECKING, Any

@@ -2,7 +2,6 @@
 time on any input."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from turnwise.config.schema import FormatConfig
 
@@ -13,52 +12,12 @@ THOUGHTS_FORM = "inside <think></think>"
 models copy what stands there."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ParsedReply:
-    """The parsed reply.
-
-    Example:
-        >>> ParsedReply(actions=("up",), valid=True, think=None).actions
-        ('up',)
-    """
-
-    actions: tuple[str, ...]
-    """Actions to play, in order, in their legal spelling; at most `max_actions_per_turn`."""
-    valid: bool
-    """True if the reply has the required format and begins with a legal action."""
-    think: str | None
-    """The text inside <think>..</think>; None if there is none."""
-
-
-def parse_reply(text: str, config: FormatConfig, legal: Sequence[str] = ()) -> ParsedReply:
-    """The actions of a reply: those before the first illegal one, at most `max_actions_per_turn`.
-
-    Actions after an illegal one are dropped, because they assumed that it was played. Without
-    `legal` actions, any text is legal. A missing opening <think> is accepted, because some chat
-    templates write it into the prompt.
-
-    Example:
-        >>> parse_reply("<think>go</think><answer>UP || left || fly || up</answer>", FormatConfig(),
-        ...     ("up", "left"))
-        ParsedReply(actions=('up', 'left'), valid=True, think='go')
-        >>> parse_reply("up", FormatConfig(), ("up", "left")).valid
-        False
-    """
-    pieces, think = split_reply(text, config, legal)
-    actions: list[str] = []
-    for piece in pieces:
-        action = match_action(piece, legal)
-        if action is None:
-            break
-        actions.append(action)
-    return ParsedReply(actions=tuple(actions), valid=bool(actions), think=think)
-
-
 def split_reply(
     text: str, config: FormatConfig, legal: Sequence[str] = ()
 ) -> tuple[tuple[str, ...], str | None]:
     """(pieces, think): the texts between separators, legal or not; no pieces if the reply lacks the
-    required format.
+    required format. A missing opening <think> is accepted, because some chat templates write it
+    into the prompt.
 
     If any text is an action and a reply has only one, the text is not split: the separator may be
     part of it.

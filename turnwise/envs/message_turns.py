@@ -1,4 +1,3 @@
-# pyright: reportUnknownArgumentType=false, reportUnknownVariableType=false
 """Adapts a message-style environment to the internal protocol: keeps the conversation, calls the
 environment, checks, scores."""
 
@@ -13,6 +12,7 @@ from turnwise.envs.data_rows import prompt_messages, row_key
 from turnwise.envs.gate import ask, read_json, read_messages, read_reward, read_text
 from turnwise.envs.messages import Messages, MultiTurnEnv, State
 from turnwise.envs.shaping import shaping_parts
+from turnwise.envs.validate import check_playing
 from turnwise.procs.coroutines import resolve
 from turnwise.types import Json, Message, Observation, StepResult, Task
 
@@ -91,11 +91,7 @@ class MessageTurns:
         return Observation(messages=messages, tools=tuple(self.env.oai_tools))
 
     def step(self, message: Message) -> StepResult:
-        if self._phase != "playing":
-            raise EnvError(
-                f"{self.name}: step needs a running episode, this one is {self._phase}; call reset "
-                "first"
-            )
+        check_playing(self._phase, name=self.name)
         self._phase = "failed"
         self._append([message])
         self._state["turn"] += 1
@@ -165,7 +161,7 @@ class MessageTurns:
             raw, state = cast(tuple[Any, Any], value)
             self._state = self._read_state(state)
         else:
-            raw = value
+            raw = cast(Any, value)
         reply = read_messages(raw, where=f"{self.name}: env_response")
         if not reply and not self._state.get("done", False):
             raise EnvError(
@@ -213,6 +209,6 @@ class MessageTurns:
         if not isinstance(state, dict) or any(key not in state for key in needed):
             raise EnvError(
                 f"{self.name}: the state is the dict that was passed in, with its keys, got "
-                f"{type(state).__name__}"
+                f"{type(cast(Any, state)).__name__}"
             )
         return cast(State, state)

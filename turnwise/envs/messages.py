@@ -262,13 +262,3 @@ class ToolEnv(MultiTurnEnv):
         if self.tool_role == "user":
             return {"role": "user", "content": text}
         return {"role": "tool", "content": text, "tool_call_id": call.id, "name": call.name}
-
-
-def is_multi_turn(env: MultiTurnEnv) -> bool:
-    """True unless an episode is a single reply. Tools need a second turn.
-
-    Example:
-        >>> is_multi_turn(SingleTurnEnv([{"prompt": "hi"}]))
-        False
-    """
-    return bool(env.oai_tools) or not (isinstance(env, SingleTurnEnv) or env.max_turns == 1)

@@ -16,7 +16,7 @@ _SOURCES = (
     *("numina_aops_forum", "numina_synthetic_math", "numina_amc_aime", "numina_synthetic_amc"),
     *("numina_cn_k12", "numina_olympiads"),
 )
-"""What verl's data files call sets of questions that have one answer."""
+"""Names in verl's data files of data sets whose questions have one answer."""
 
 
 def built_in_reward(name: str, *, answer_column: str) -> Callable[..., float] | None:

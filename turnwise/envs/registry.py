@@ -44,7 +44,7 @@ class EnvSpec:
     """Modules that must be importable."""
     also: str | None = None
     """An optional extra that adds features."""
-    door: str | None = None
+    selects: str | None = None
     """For a row with many environments: the option that selects one, which NAME:TEXT sets."""
     loads: tuple[str, ...] = ()
     """Options that may name code, as module:name."""
@@ -72,14 +72,14 @@ _BUILT_IN: tuple[EnvSpec, ...] = (
         name="agent",
         target=AGENT,
         summary="Your own program that calls the model, such as agent:solve.py:solve.",
-        door="program",
+        selects="program",
         loads=("program",),
     ),
     EnvSpec(
         name="command",
         target=COMMAND,
         summary="A command line that calls the model, such as 'command:node agent.js'.",
-        door="command",
+        selects="command",
         loads=("command",),
     ),
     EnvSpec(
@@ -160,7 +160,7 @@ _BUILT_IN: tuple[EnvSpec, ...] = (
         target="turnwise.integrations.envs.gymnasium:GymnasiumEnv",
         summary="Any Gymnasium environment with discrete actions, such as gymnasium:Taxi.",
         needs=("gymnasium",),
-        door="id",
+        selects="id",
         loads=("id", "observe"),
     ),
     EnvSpec(
@@ -169,7 +169,7 @@ _BUILT_IN: tuple[EnvSpec, ...] = (
         summary="Games of TextArena, such as textarena:Mastermind-v0.",
         extra="textarena",
         needs=("textarena",),
-        door="id",
+        selects="id",
         loads=("opponent",),
     ),
     EnvSpec(
@@ -178,7 +178,7 @@ _BUILT_IN: tuple[EnvSpec, ...] = (
         summary="Puzzles of reasoning-gym, such as reasoning_gym:countdown.",
         extra="reasoning-gym",
         needs=("reasoning_gym",),
-        door="dataset",
+        selects="dataset",
     ),
     EnvSpec(
         name="gem",
@@ -186,7 +186,7 @@ _BUILT_IN: tuple[EnvSpec, ...] = (
         summary="Environments of GEM, such as gem:game:Sudoku-v0-easy.",
         extra="gem",
         needs=("gem",),
-        door="id",
+        selects="id",
     ),
     EnvSpec(
         name="openenv",
@@ -194,13 +194,13 @@ _BUILT_IN: tuple[EnvSpec, ...] = (
         summary="An environment behind an OpenEnv server, such as openenv:http://host:8000.",
         extra="openenv",
         needs=("openenv",),
-        door="url",
+        selects="url",
     ),
     EnvSpec(
         name="remote",
         target="turnwise.serve.client:RemoteEnv",
         summary="An environment that `turnwise serve-env` serves, such as http://host:8765.",
-        door="url",
+        selects="url",
     ),
 )
 
@@ -272,12 +272,12 @@ def find_env(name: str) -> EnvSpec:
         name = f"remote:{name}"
     first, separator, rest = name.partition(":")
     if separator:
-        doors = {_normal(spec.name): spec for spec in list_envs() if spec.door is not None}
-        spec = doors.get(_normal(first))
+        several = {_normal(spec.name): spec for spec in list_envs() if spec.selects is not None}
+        spec = several.get(_normal(first))
         if spec is None:
             return EnvSpec(name=name, target=name)
-        assert spec.door is not None
-        return replace(spec, name=f"{spec.name}:{rest}", given={spec.door: rest})
+        assert spec.selects is not None
+        return replace(spec, name=f"{spec.name}:{rest}", given={spec.selects: rest})
     table: dict[str, EnvSpec] = {}
     for spec in list_envs():
         for alias in spec.aliases:
@@ -311,11 +311,11 @@ def make(name: str, options: Mapping[str, Any] | None = None) -> object:
         )
     factory = _load(spec.target) if isinstance(spec.target, str) else spec.target
     options = {**spec.given, **(options or {})}
-    if spec.door is not None and spec.door not in options:
+    if spec.selects is not None and spec.selects not in options:
         raise ValueError(
             f"environment {spec.name!r} has many variants: choose one with the option "
-            f"{spec.door!r}, or as "
-            f"{spec.name}:..., where ... is its {spec.door}"
+            f"{spec.selects!r}, or as "
+            f"{spec.name}:..., where ... is its {spec.selects}"
         )
     _check_options(spec.name, factory, options)
     return factory(**options)
@@ -360,7 +360,7 @@ def built_in(spec: EnvSpec) -> bool:
         >>> built_in(find_env("gymnasium:CartPole-v1")), built_in(find_env("os:system"))
         (True, False)
     """
-    return any((spec.target, spec.door) == (row.target, row.door) for row in _BUILT_IN)
+    return any((spec.target, spec.selects) == (row.target, row.selects) for row in _BUILT_IN)
 
 
 def is_remote(name: str) -> bool:

@@ -23,7 +23,7 @@ from turnwise.envs.any_object import ObjectEnv
 from turnwise.envs.base import BadActionError, BaseEnv, EnvError, Hint
 from turnwise.envs.gate import ask, read_info, read_reward, words
 from turnwise.envs.shaping import shaping_parts
-from turnwise.envs.validate import read_reset, read_step
+from turnwise.envs.validate import check_playing, read_reset, read_step
 from turnwise.seeding import derive_seed
 from turnwise.types import Json, Message, Observation, StepResult, Task
 
@@ -101,11 +101,7 @@ class TextTurns:
         )
 
     def step(self, message: Message) -> StepResult:
-        if self._phase != "playing":
-            raise EnvError(
-                f"{self.name}: step needs a running episode, this one is {self._phase}; call reset "
-                "first"
-            )
+        check_playing(self._phase, name=self.name)
         self._phase = "failed"
         before = self._potential()
         played, env_reward, info = [], 0.0, dict[str, Json]()

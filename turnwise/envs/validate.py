@@ -1,4 +1,3 @@
-# pyright: reportUnknownArgumentType=false
 """Parses the tuples that `reset` and `step` of a text environment return. Each value passes the
 gate (gate.py)."""
 
@@ -45,6 +44,20 @@ def read_reset(value: Any, *, name: str) -> tuple[str, dict[str, Json]]:
     return _observation(value, name=name, where="reset"), {}
 
 
+def check_playing(phase: str, *, name: str) -> None:
+    """Refuses a step outside of an episode.
+
+    Example:
+        >>> check_playing("over", name="coin")
+        Traceback (most recent call last):
+        turnwise.envs.base.EnvError: coin: step needs a running episode, this one is over; call reset first
+    """  # noqa: E501
+    if phase != "playing":
+        raise EnvError(
+            f"{name}: step needs a running episode, this one is {phase}; call reset first"
+        )
+
+
 def read_step(value: Any, *, name: str) -> RawStep:
     """The result of `step`, from four values (done) or Gymnasium's five (terminated, truncated).
 
@@ -59,7 +72,7 @@ def read_step(value: Any, *, name: str) -> RawStep:
         raise EnvError(
             f"{name}: step returns (observation, reward, done, info) or (observation, reward, "
             "terminated, truncated, "
-            f"info), got {type(value).__name__}{size}"
+            f"info), got {type(cast(Any, value)).__name__}{size}"
         )
     items = cast(tuple[Any, ...], value)
     info = read_info(items[-1], name=name)

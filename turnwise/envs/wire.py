@@ -1,4 +1,3 @@
-# pyright: reportUnknownArgumentType=false
 """JSON for the messages between a rollout and an environment in another process or machine. No
 pickle."""
 
@@ -52,18 +51,7 @@ def observation_from_json(data: Any, *, name: str = "environment") -> Observatio
 
 def result_to_json(result: StepResult) -> dict[str, Json]:
     _refuse_calls(result)
-    changed = {} if result.rewritten is None else {"rewritten": result.rewritten.to_json()}
-    return {
-        **changed,
-        "messages": [message.to_json() for message in result.messages],
-        "reward": result.reward,
-        "terminated": result.terminated,
-        "truncated": result.truncated,
-        "action": result.action,
-        "reward_parts": dict(result.reward_parts),
-        "state_key": result.state_key,
-        "info": dict(result.info),
-    }
+    return result.to_json()
 
 
 def result_from_json(data: Any, *, name: str = "environment") -> StepResult:
@@ -93,5 +81,6 @@ def _refuse_calls(value: Observation | StepResult) -> None:
 
 def _fields(data: Any, keys: Sequence[str], *, name: str) -> dict[str, Any]:
     if not isinstance(data, Mapping) or any(key not in data for key in keys):
-        raise EnvError(f"{name}: an answer must have the keys {', '.join(keys)}, got {brief(data)}")
+        shown = brief(cast(Any, data))
+        raise EnvError(f"{name}: an answer must have the keys {', '.join(keys)}, got {shown}")
     return {key: data[key] for key in keys}

@@ -34,8 +34,8 @@ MOST_ACTIONS = 8
 
 @dataclass(frozen=True, slots=True)
 class BlindPlan:
-    """What a player does who never looks: a fixed sequence of actions, or draws from fixed
-    chances."""
+    """The policy of a player that ignores observations: a fixed sequence of actions, or draws with
+    fixed probabilities."""
 
     actions: tuple[str, ...]
     chances: tuple[float, ...] | None = None
@@ -102,12 +102,12 @@ class Baseline:
     player: Player
     label: str
     detail: str = ""
-    """What it does, where that had to be found."""
+    """Its actions, where they had to be searched for."""
 
 
 def wanted(config: Config) -> bool:
     """Whether the run shows baselines. By default where the environments are turnwise's own:
-    somebody else's may be slow, or count what is asked of them."""
+    others may be slow, or have side effects."""
     asked = config.eval.baselines
     return (
         asked

@@ -55,7 +55,7 @@ class Finding:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EnvReport:
-    """What check_env found. `str(report)` is made for people.
+    """The findings of check_env. `str(report)` is made for people.
 
     Example:
         >>> print(check_env("bandit", seeds=5))
@@ -186,7 +186,7 @@ class LimitedEnv:
 
 
 def call_in_time(threads: DaemonThreads, what: str, function: Callable[[], T], limit: float) -> T:
-    """What the function returns.
+    """The result of the function.
 
     Raises:
         EnvTimeoutError: it took longer than `limit` seconds; its thread is left behind.
@@ -410,7 +410,7 @@ class _Checker:
 
     @contextmanager
     def _watch_global_random(self) -> Generator[None]:
-        """Warns where the environment draws from a generator that it shares with everybody else."""
+        """Warns where the environment draws from a global random generator."""
         python, numpy = random.getstate(), _numpy_state()
         yield
         if random.getstate() != python:

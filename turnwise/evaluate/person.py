@@ -1,4 +1,4 @@
-"""What a person types, as a model would have to write it."""
+"""Converts the input of a person to the format that a model must write."""
 
 import json
 import shlex

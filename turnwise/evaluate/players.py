@@ -283,8 +283,8 @@ def play_episodes(
 
 
 def reply_text(message: Message) -> str:
-    """What the message says, calls of tools written out: an episode keeps text, and a replay needs
-    nothing else.
+    """The text of a message with its tool calls written out: an episode stores text, and a replay
+    needs nothing else.
 
     Example:
         >>> from turnwise.types import ToolCall

@@ -69,14 +69,6 @@ class RecordedSpeaker:
         """Nothing to release."""
 
 
-def replay_episode(
-    episode: Episode, config: Config, *, factory: EnvFactory | None = None
-) -> Difference | None:
-    """None if environment and agent reproduce the record, otherwise the first difference."""
-    factories = {} if factory is None else {episode.tag: factory}
-    return replay_episodes([episode], config, factories=factories)[0]
-
-
 def replay_episodes(
     episodes: Sequence[Episode],
     config: Config,

@@ -7,7 +7,6 @@ ends a completion.
 """
 
 import asyncio
-import time
 import warnings
 from collections.abc import Sequence
 from typing import Any, Literal
@@ -103,7 +102,6 @@ class HFGenerator:
         self._requests = Requests(self._scheduler, policy_version=policy_version)
         self._driver: asyncio.Task[None] | None = None
         self._checker: tuple[tuple[tuple[str, ...], tuple[int, ...]], StopChecker] | None = None
-        self._idle_since: float | None = None
         blocks = weight.device.type == "cuda" if engine == "auto" else engine == "blocks"
         self._blocks: BlockDriver | None = None
         self._runner: Runner = PassRunner(model, self._passes, self._requests)
@@ -248,8 +246,6 @@ class HFGenerator:
 
     async def _drive(self) -> None:
         """Runs until no request is open."""
-        if self._idle_since is not None:
-            self.stats.idle_seconds += time.perf_counter() - self._idle_since
         try:
             while self._runner.busy and self._drives():
                 await self._runner.run()
@@ -257,8 +253,6 @@ class HFGenerator:
             if self._driver is asyncio.current_task():
                 self._requests.fail_all(GeneratorError(f"generation stopped: {error!r}"))
             raise
-        finally:
-            self._idle_since = time.perf_counter()
 
     def _drives(self) -> bool:
         """True if the running task is the driver. It becomes the driver if the previous driver's

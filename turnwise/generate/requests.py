@@ -22,21 +22,13 @@ class GeneratorStats:
     """Prompt ids whose keys and values were reused from a session with the same prefix."""
     replayed_tokens: int = 0
     """Ids that ran through the model once more because their session had lost its slot."""
-    decoded_tokens: int = 0
-    """Sampled ids."""
-    prefill_steps: int = 0
     decode_steps: int = 0
-    decode_rows: int = 0
-    """Sessions that took part in decode steps, summed: divided by steps and slots it is the
-    occupancy."""
     evictions: int = 0
     completions: int = 0
     failures: int = 0
     prefill_seconds: float = 0.0
-    """What passes took; of the block engine, what the device spent on them."""
+    """Wall time of the passes; with the block engine, time on the device."""
     decode_seconds: float = 0.0
-    idle_seconds: float = 0.0
-    """Time with nothing to generate, between the first request and now: the environments' share."""
 
 
 @dataclass(kw_only=True, slots=True)

@@ -40,7 +40,7 @@ class SessionState:
     """How many ids are in the slot."""
     slot: int | None = None
     sampling: Sampling | None = None
-    """What is asked for, None while nothing is."""
+    """The pending request's sampling, None while there is no request."""
     logprobs: list[float] = field(default_factory=list[float])
     """Log-probs of the ids sampled for this request."""
     _mark: tuple[int, int] = (0, 0)
@@ -123,14 +123,14 @@ def chunks(start: int, end: int, *, chunk: int) -> list[Span]:
     ]
 
 
-def bucket(size: int, *, smallest: int = 16) -> int:
-    """The next power of two, at least `smallest`: the shape in which a chunk runs.
+def bucket(size: int) -> int:
+    """The next power of two, at least 16: the shape in which a chunk runs.
 
     Example:
         >>> bucket(3), bucket(17), bucket(64)
         (16, 32, 64)
     """
-    return max(smallest, 1 << (size - 1).bit_length())
+    return max(16, 1 << (size - 1).bit_length())
 
 
 class Scheduler:
@@ -231,7 +231,7 @@ class Scheduler:
         return [state for state in self._running.values() if not state.prefilling]
 
     def finish(self, state: SessionState) -> None:
-        """The request is over. The session keeps its slot until somebody else needs it."""
+        """The request is over. The session keeps its slot until another session needs it."""
         state.sampling = None
         self._begun.pop(state.key, None)
         if self._running.pop(state.key, None) is not None:

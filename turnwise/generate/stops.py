@@ -1,8 +1,7 @@
-# pyright: reportUnknownArgumentType=false
 """Stop conditions: stop ids and stop strings."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 END_OF_TURN = (
     "<|im_end|>",
@@ -34,7 +33,10 @@ def end_ids(tokenizer: Any, generation_config: Any) -> frozenset[int]:
         None if generation_config is None else generation_config.eos_token_id,
     ]
     for value in named:
-        found.update(value if isinstance(value, list | tuple) else [] if value is None else [value])
+        if isinstance(value, list | tuple):
+            found.update(cast(Sequence[int], value))
+        elif value is not None:
+            found.add(value)
     template = str(tokenizer.chat_template or "")
     vocabulary = tokenizer.get_vocab()
     found.update(

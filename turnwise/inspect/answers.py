@@ -7,12 +7,12 @@ from pathlib import Path
 
 from turnwise.inspect.compare import compare_runs
 from turnwise.inspect.episode import episode_json, read_at, read_pieces, read_stored
+from turnwise.inspect.episode_rows import number
 from turnwise.inspect.folder import InspectError, Skips, step_name
 from turnwise.inspect.follow import read_news
 from turnwise.inspect.gantt import gantt_json
 from turnwise.inspect.index import SORTS, Filter
 from turnwise.inspect.overview import examine, list_runs, run_json
-from turnwise.inspect.rows import number
 from turnwise.inspect.runs import Run, Runs
 from turnwise.types import Json, Status
 

@@ -1,4 +1,4 @@
-"""What can be played: environments that come with turnwise or that the user named, by people,
+"""The choices for a game: environments that come with turnwise or that the user named, by people,
 simple players, models behind an API, and policies of runs. Never code that a run names."""
 
 import json
@@ -40,7 +40,7 @@ def list_choices(runs: Runs, named: Sequence[str]) -> dict[str, Json]:
     rows = [{"name": name, "options": "", "summary": "your own"} for name in named]
     for spec in list_envs():
         if spec.name not in named and _is_offered(spec) and spec.available:
-            options = f"{spec.door}=..." if spec.door else _options(spec)
+            options = f"{spec.selects}=..." if spec.selects else _options(spec)
             rows.append({"name": spec.name, "options": options, "summary": spec.summary})
     players: list[dict[str, Json]] = [
         {"name": "person", "label": "you"},
@@ -172,7 +172,7 @@ def read_seed(body: Mapping[str, Json]) -> int:
 
 
 def _for_one(config: Config) -> Config:
-    """The config that plays one episode for somebody who may take their time."""
+    """The config that plays one episode, without a stall timeout: a person may play slowly."""
     groups = config.rollout.val.model_copy(
         update={"env_groups": 1, "group_size": 1, "tags": (), "n_groups": ()}
     )

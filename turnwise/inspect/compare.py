@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
+from turnwise.inspect.episode_rows import number
 from turnwise.inspect.folder import Skips, step_name
-from turnwise.inspect.rows import number
 from turnwise.inspect.runs import Run
 from turnwise.log.store import read_episode
 from turnwise.types import Episode, Json
@@ -12,7 +12,7 @@ from turnwise.types import Episode, Json
 def compare_runs(runs: Sequence[Run]) -> dict[str, Json]:
     """The answer of /api/compare: the settings that differ, and paired tests of every other run
     with the first."""
-    # numpy comes with these: not before somebody compares.
+    # These import numpy, so they are imported when runs are compared.
     from turnwise.evaluate.results import EvalResult, EvaluationError, compare
     from turnwise.evaluate.runs import config_differences
 

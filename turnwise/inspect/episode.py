@@ -7,6 +7,7 @@ from typing import Any
 
 from turnwise.data.samples import contexts, parent_of
 from turnwise.inspect.boards import last_board
+from turnwise.inspect.episode_rows import number
 from turnwise.inspect.folder import (
     InspectError,
     RunFolder,
@@ -16,7 +17,6 @@ from turnwise.inspect.folder import (
     take,
     why,
 )
-from turnwise.inspect.rows import number
 from turnwise.json_lines import UNREADABLE, parse_json
 from turnwise.log.records import CreditRow, checked
 from turnwise.log.store import read_episode
@@ -36,7 +36,7 @@ _CREDIT = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Stored:
-    """What is stored about one episode beside the episode itself."""
+    """Stored data about one episode, besides the episode itself."""
 
     credit: tuple[CreditRow, ...] = ()
     generate: tuple[float, ...] = ()
@@ -76,7 +76,7 @@ def read_stored(
     pieces: Mapping[int, str],
     skips: Skips,
 ) -> Stored:
-    """What is stored about the episode in files of the same step."""
+    """Stored data about the episode, from the files of its step."""
     name = step_name("timings", split, step)
     seconds = _rows_of(folder, name, episode.id, lambda data: _seconds(data, episode), skips)
     generate, env = seconds[0] if seconds else ((), ())
@@ -256,8 +256,8 @@ def _rows_of(
     read: Callable[[dict[str, Json]], Any],
     skips: Skips,
 ) -> list[Any]:
-    """What `read` makes of the rows that are about this episode. Others are not parsed where their
-    bytes show that they are not."""
+    """The rows about this episode, converted by `read`. Rows whose bytes lack its id are not
+    parsed."""
     import json
 
     mark = (

@@ -10,12 +10,12 @@ from urllib.parse import quote
 
 from turnwise.inspect.answers import groups_json, whole_episode
 from turnwise.inspect.compare import compare_runs
+from turnwise.inspect.episode_rows import EpisodeRow, read_rows
 from turnwise.inspect.folder import InspectError, Skips, step_name
 from turnwise.inspect.follow import read_all
 from turnwise.inspect.gantt import gantt_json
 from turnwise.inspect.overview import run_json, run_row
 from turnwise.inspect.page_files import single_page
-from turnwise.inspect.rows import EpisodeRow, read_rows
 from turnwise.inspect.runs import Run, Runs, printable
 from turnwise.types import Json
 

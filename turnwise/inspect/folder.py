@@ -34,7 +34,7 @@ class InspectError(Exception):
 
 @dataclass(slots=True)
 class Skips:
-    """What could not be read, in words; the first ones, and how many more there were.
+    """Reasons why data could not be read: the first ones, and the number of others.
 
     Example:
         >>> skips = Skips()
@@ -129,7 +129,7 @@ class RunFolder:
         return data
 
     def json(self, name: str, read: Callable[[Any], T], skips: Skips) -> T | None:
-        """What `read` makes of a file of JSON; None where it is missing or cannot be read."""
+        """A JSON file, converted by `read`; None where it is missing or cannot be read."""
         data = self.whole(name, skips)
         if data is None:
             return None
@@ -140,8 +140,8 @@ class RunFolder:
             return None
 
     def rows(self, name: str, read: Callable[[dict[str, Json]], T], skips: Skips) -> list[T]:
-        """What `read` makes of every object of a file of JSON lines, without those that it cannot
-        take. Empty where there is no file."""
+        """The objects of a file of JSON lines, converted by `read`, without those that cannot be
+        read. Empty where there is no file."""
         try:
             with self.open(name) as file:
                 return [
@@ -202,7 +202,7 @@ def lines(file: BinaryIO) -> Iterator[Line]:
 
 
 def take(line: Line, read: Callable[[dict[str, Json]], T], skips: Skips, *, name: str) -> T | None:
-    """What `read` makes of the line's object; None where it is blank or cannot be read."""
+    """The line's object, converted by `read`; None where it is blank or cannot be read."""
     where = f"{name}, line {line.number + 1}"
     if line.data is None:
         skips.add(f"{where} is longer than {MAX_LINE} bytes")
@@ -220,8 +220,8 @@ def take(line: Line, read: Callable[[dict[str, Json]], T], skips: Skips, *, name
 
 
 def _parse(data: bytes) -> Any:
-    """What the line says. pydantic's parser is three times as fast as Python's, and stricter; what
-    it refuses is read, or refused in our words, by the one that everything else is read with."""
+    """The value of a line of JSON. pydantic's parser is three times as fast as Python's, and
+    stricter: on an error the line is parsed again with `parse_json`, for its error message."""
     try:
         return from_json(data, allow_inf_nan=False)
     except ValueError:

@@ -16,7 +16,7 @@ TAIL = 256
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class News:
-    """What a file holds beyond a position."""
+    """The part of a file beyond a position."""
 
     rows: list[dict[str, Json]]
     position: str

@@ -14,8 +14,8 @@ from turnwise.evaluate.person import write_actions, written_call
 from turnwise.evaluate.players import Player, PlayerSpeaker, Situation
 from turnwise.inspect.boards import last_board
 from turnwise.inspect.episode import message_json, turn_json
+from turnwise.inspect.episode_rows import number
 from turnwise.inspect.folder import InspectError
-from turnwise.inspect.rows import number
 from turnwise.rollout.agents import Agent
 from turnwise.rollout.context import ContextManager
 from turnwise.rollout.outputs import EnvInput
@@ -51,7 +51,7 @@ class Game:
     ) -> None:
         self.name, self.config, self.seed, self.player = name, config, seed, player
         self.touched = time.monotonic()
-        """When somebody last asked for it."""
+        """Time of the last request."""
         self.actions: Sequence[str] | None = None
         self.state: Literal["busy", "waiting", "over"] = "busy"
         self.agent: Agent | None = None
@@ -98,7 +98,7 @@ class Game:
             self._thread.join(seconds)
 
     async def wait_for_page(self) -> str:
-        """What the page says when it asks for the next turn. Called on the game's own loop."""
+        """The text of the page's next request for a turn. Called on the game's own loop."""
         asked: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         with self._lock:
             if self._left:

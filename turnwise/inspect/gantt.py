@@ -1,9 +1,9 @@
-"""What the episodes of a rollout waited for, and when: their bars on one axis of time."""
+"""Time spent in the engine and in environments by each episode of a rollout: bars on one axis."""
 
 from collections.abc import Mapping, Sequence
 
+from turnwise.inspect.episode_rows import number
 from turnwise.inspect.folder import Skips, lines, step_name, take
-from turnwise.inspect.rows import number
 from turnwise.inspect.runs import Run
 from turnwise.types import Json
 
@@ -68,7 +68,7 @@ def _time(value: Json) -> float | None:
 
 
 def _note(episodes: Sequence[Mapping[str, Json]]) -> str | None:
-    """Which bars have no start, so that nobody reads their place as a time."""
+    """A note about bars without a recorded start: their position is no time."""
     without = sum(any(bar["start"] is None for bar in one["bars"]) for one in episodes)
     if not without:
         return None

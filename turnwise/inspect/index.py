@@ -18,14 +18,14 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from turnwise.inspect.episode_rows import EpisodeRow, read_rows, shown_row
 from turnwise.inspect.folder import RunFolder, Skips, StepFile, step_name
-from turnwise.inspect.rows import EpisodeRow, read_rows, shown_row
 from turnwise.types import Json
 
 VERSION = 1
 """Of the tables. An index of another version is built again."""
 KEPT_DAYS = 30
-"""An index that nobody opened for so long is deleted."""
+"""Age after the last use at which an index is deleted."""
 BATCH = 256
 _TABLES = """
 CREATE TABLE IF NOT EXISTS files(split TEXT, step INTEGER, size INTEGER, changed INTEGER,
@@ -205,7 +205,7 @@ class EpisodeIndex:
             return [(str(text), int(count)) for text, count in database.execute(query, (most,))]
 
     def skipped(self, split: str | None = None, step: int | None = None) -> Skips:
-        """What could not be read, of all files or of one."""
+        """Reasons why data could not be read, of all files or of one."""
         query = "SELECT skipped FROM files WHERE skipped != '' AND (? IS NULL OR split = ?) "
         query += "AND (? IS NULL OR step = ?) ORDER BY split, step"
         skips = Skips()

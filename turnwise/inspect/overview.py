@@ -1,12 +1,12 @@
-"""What the list of runs and the page of a run show: state, outcome, findings, settings."""
+"""The data of the list of runs and of the page of a run: state, outcome, findings, settings."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 
 from turnwise.config.schema import Config
+from turnwise.inspect.episode_rows import number
 from turnwise.inspect.folder import MAX_WHOLE, Skips, why
-from turnwise.inspect.rows import number
 from turnwise.inspect.runs import Run, Runs, stamp
 from turnwise.json_lines import UNREADABLE
 from turnwise.log.doctor import Diagnosis, diagnose, make_chart

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 MOST_GAMES = 8
 """Games at the same time; the one that was left longest makes room for another."""
 IDLE_SECONDS = 1800.0
-"""A game that nobody asked for so long is ended when another begins."""
+"""A game without a request for so long is ended when another begins."""
 LOOK_SECONDS = 0.02
 LoadPolicy = Callable[[Config, Path, str], "PolicyPlayer"]
 """(config, run directory, name) -> its policy."""

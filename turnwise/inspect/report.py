@@ -41,8 +41,8 @@ def write_report(
 class ReportSink:
     """Rewrites the report while a run goes on and when it ends, however it ends.
 
-    It takes a share of the run's time that nobody notices: at most every `seconds`, and never more
-    often than fifty times what the last one took.
+    It takes about 2 % of the run's time at most: reports are at least `seconds` apart, and at least
+    fifty times the duration of the last one.
     """
 
     def __init__(self, *, seconds: float = 20.0) -> None:

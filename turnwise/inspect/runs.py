@@ -40,9 +40,9 @@ class Run:
         """None: not looked for yet, or the run cannot be examined."""
         self.outcome: list[dict[str, Json]] = []
         self.examined: tuple[tuple[int, int], ...] = ()
-        """What the files were like when they were looked for; empty before."""
+        """Stamps of the files at the last scan; empty before."""
         self.said: list[str] = []
-        """What could not be read then."""
+        """Reasons why files could not be read at the last scan."""
         self._config: tuple[tuple[int, int], str, Config | None, str | None] | None = None
         self._lock = threading.Lock()
 
@@ -64,7 +64,7 @@ class Run:
         return self._config is not None
 
     def state(self, *, running: bool | None = None) -> State:
-        """Whether somebody writes the run now, or how it ended.
+        """Whether the run is being written now, or how it ended.
 
         Args:
             running: whether it goes on. None: as its lock says.

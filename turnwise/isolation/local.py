@@ -123,7 +123,7 @@ class LocalHandle:
             raise
 
     async def _wait(self, job: Future[T], what: str) -> T:
-        """What the job returns, waited for without a thread."""
+        """The job's result, awaited without a thread."""
         pool = self._pool
         resets = what == "reset"
         limit = pool.config.reset_timeout if resets else pool.config.step_timeout

@@ -56,7 +56,7 @@ class Callback:
 
 
 class CallbackSink:
-    """A callback as one of those who hear of a run."""
+    """Adapts a Callback to a Sink."""
 
     def __init__(self, callback: Callback) -> None:
         self.callback = callback

@@ -16,9 +16,9 @@ from turnwise.log.store import LedgerEntry, RunReader, merge_rows
 from turnwise.types import Json
 
 COLLAPSED_STEPS = 5
-"""Steps after which a collapse is said."""
+"""Consecutive collapsed steps before the diagnosis."""
 COLLAPSE_ADVICE = (
-    "more steps will not mend it: a policy that always says the same meets nothing to learn from. "
+    "more steps will not help: identical replies give no learning signal. "
     "Read some replies (`turnwise report RUN`). If the model never solved a task, make tasks "
     "easier, ask for a simpler reply (env.format) or begin with a model that succeeds sometimes; "
     "if it did, go back to an earlier checkpoint with a lower train.lr, with algo.kl_coef or "

@@ -1,5 +1,4 @@
-"""What a training run tells whoever listens: the console, the trackers, a callback. Typed, and
-complete in itself."""
+"""Typed events of a training run, for the console, trackers and callbacks."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -83,7 +82,7 @@ class Evaluated:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Notice:
-    """Something that nobody should miss, such as the fallback to single-turn training."""
+    """A message to the user, such as the fallback to single-turn training."""
 
     kind: str
     """Its name in events.jsonl."""
@@ -156,7 +155,8 @@ class Sinks:
     sinks: Sequence[Sink]
 
     def hear(self, what: Literal["turns", "episodes"]) -> bool:
-        """Whether a sink asks for these. There are many of them, so nobody else is told."""
+        """True if a sink subscribes. Turns and episodes are frequent, so only subscribers get
+        them."""
         return bool(self.that_hear(what))
 
     def that_hear(self, what: Literal["turns", "episodes", "stages"]) -> list[Sink]:

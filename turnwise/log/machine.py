@@ -24,7 +24,7 @@ class Gpu:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Machine:
-    """What was found."""
+    """Facts about this machine."""
 
     system: str
     python: str
@@ -121,7 +121,7 @@ def describe(machine: Machine) -> list[str]:
 
 
 def possibilities(machine: Machine) -> list[str]:
-    """What can be run here, and what each missing thing would take.
+    """The features that work on this machine, and what each missing one needs.
 
     Example:
         >>> machine = Machine(system="Linux", python="3.11", cores=2, memory=8 << 30,

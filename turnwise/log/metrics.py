@@ -1,171 +1,38 @@
-"""Metric types with their reductions, and the metrics of a rollout. docs/metrics.md defines every
-name."""
+"""The metrics of a rollout. docs/metrics.md defines every name."""
 
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 
 from turnwise.data.samples import contexts
 from turnwise.types import Episode, Status
 
 
-@dataclass(frozen=True, slots=True)
-class Mean:
-    """A mean that carries its sum and its count: a mean of means would weigh a small part like a
-    large one.
-
-    Example:
-        >>> Mean(6.0, 3).merge(Mean(4.0, 1)).value
-        2.5
-    """
-
-    total: float
-    count: float = 1.0
-
-    @classmethod
-    def of(cls, values: Iterable[float]) -> "Mean":
-        values = list(values)
-        return cls(math.fsum(values), len(values))
-
-    @property
-    def value(self) -> float:
-        return self.total / self.count if self.count else math.nan
-
-    def merge(self, other: "Mean") -> "Mean":
-        return Mean(self.total + other.total, self.count + other.count)
-
-
-@dataclass(frozen=True, slots=True)
-class Sum:
-    """Example:
-    >>> Sum(2.0).merge(Sum(3.0)).value
-    5.0
-    """
-
-    value: float
-
-    def merge(self, other: "Sum") -> "Sum":
-        return Sum(self.value + other.value)
-
-
-@dataclass(frozen=True, slots=True)
-class Max:
-    """Example:
-    >>> Max(2.0).merge(Max(3.0)).value
-    3.0
-    """
-
-    value: float
-
-    def merge(self, other: "Max") -> "Max":
-        return Max(max(self.value, other.value))
-
-
-@dataclass(frozen=True, slots=True)
-class Min:
-    """Example:
-    >>> Min(2.0).merge(Min(3.0)).value
-    2.0
-    """
-
-    value: float
-
-    def merge(self, other: "Min") -> "Min":
-        return Min(min(self.value, other.value))
-
-
-@dataclass(frozen=True, slots=True)
-class Std:
-    """A standard deviation over the population, from count, mean and the sum of squared distances
-    (Chan et al. 1979).
-
-    Example:
-        >>> Std.of([1.0, 2.0]).merge(Std.of([3.0, 4.0])).value == Std.of([1.0, 2.0, 3.0, 4.0]).value
-        True
-    """
-
-    count: float
-    mean: float
-    squares: float
-
-    @classmethod
-    def of(cls, values: Iterable[float]) -> "Std":
-        values = list(values)
-        mean = math.fsum(values) / len(values) if values else 0.0
-        return cls(len(values), mean, math.fsum((value - mean) ** 2 for value in values))
-
-    @property
-    def value(self) -> float:
-        return math.sqrt(self.squares / self.count) if self.count else math.nan
-
-    def merge(self, other: "Std") -> "Std":
-        count = self.count + other.count
-        if not count:
-            return self
-        gap = other.mean - self.mean
-        mean = self.mean + gap * other.count / count
-        return Std(
-            count, mean, self.squares + other.squares + gap**2 * self.count * other.count / count
-        )
-
-
-Metric = Mean | Sum | Max | Min | Std
-"""Merging metrics of a kind, in any order and grouping, gives the same result."""
-Metrics = Mapping[str, Metric]
-
-
-def merge_metrics(parts: Iterable[Metrics]) -> dict[str, Metric]:
-    """All parts as one; a metric that some parts lack is that of the others.
-
-    Example:
-        >>> merge_metrics([{"train/loss": Mean(1.0)},
-        ...                {"train/loss": Mean(3.0), "train/rows": Sum(2)}])
-        {'train/loss': Mean(total=4.0, count=2.0), 'train/rows': Sum(value=2)}
-    """
-    merged: dict[str, Metric] = {}
-    for part in parts:
-        for name, metric in part.items():
-            before = merged.get(name)
-            if before is not None and type(before) is not type(metric):
-                raise TypeError(
-                    f"metric {name} is a {type(before).__name__} here and a "
-                    f"{type(metric).__name__} there"
-                )
-            merged[name] = metric if before is None else before.merge(metric)  # pyright: ignore[reportArgumentType]
-    return merged
-
-
-def metric_values(metrics: Metrics) -> dict[str, float]:
-    """The numbers, for the run directory and the trackers."""
-    return {name: float(metric.value) for name, metric in metrics.items()}
-
-
 def rollout_metrics(episodes: Sequence[Episode], *, late: int | None = None) -> dict[str, float]:
-    """What a rollout came to. Failed episodes are counted as such and are in nothing else. `late`:
-    how many were given up because enough groups were over, where `rollout.enough_groups` is set.
+    """The metrics of a rollout. Failed episodes are only counted. `late`: episodes that were given
+    up because enough groups were over, where `rollout.enough_groups` is set.
 
     Example:
         >>> rollout_metrics([])
         {'rollout/episodes': 0.0, 'rollout/failures': 0.0, 'rollout/retries': 0.0}
     """
     played = [episode for episode in episodes if not episode.status.failed]
-    metrics: dict[str, Metric] = {
-        "rollout/episodes": Sum(len(played)),
-        "rollout/failures": Sum(len(episodes) - len(played)),
-        "rollout/retries": Sum(sum(episode.attempts - 1 for episode in episodes)),
+    metrics: dict[str, float] = {
+        "rollout/episodes": len(played),
+        "rollout/failures": len(episodes) - len(played),
+        "rollout/retries": sum(episode.attempts - 1 for episode in episodes),
     }
     if late is not None:
-        metrics["rollout/late_episodes"] = Sum(late)
+        metrics["rollout/late_episodes"] = late
     if episodes:
         for status in Status:
             shares = [float(episode.status is status) for episode in episodes]
-            metrics[f"rollout/status/{status.value}"] = Mean.of(shares)
+            metrics[f"rollout/status/{status.value}"] = _mean(shares)
     if played:
         metrics |= _outcomes(played) | _sizes(played) | _groups(played)
     if any(episode.turns for episode in played):
         metrics |= _replies(played) | _thoughts(played)
-    return metric_values(metrics)
+    return {name: float(value) for name, value in metrics.items()}
 
 
 def rollout_timings(episodes: Sequence[Episode]) -> dict[str, float]:
@@ -187,9 +54,9 @@ def successes(episodes: Sequence[Episode]) -> list[bool | None]:
 def judged(said: Sequence[tuple[str, bool | None]]) -> list[bool | None]:
     """Whether each episode succeeded, from its tag and what its environment said of success.
 
-    An environment speaks when it is stepped, so an episode without one legal reply heard nothing
-    from it. Where others of its tag did hear, it failed: to leave it out would flatter a policy
-    that cannot write a reply.
+    Success is reported by `step`, so an episode without a legal reply has no report. If other
+    episodes of its tag have one, it counts as failed: leaving it out would flatter a policy that
+    cannot write a reply.
 
     Example:
         >>> judged([("lake", True), ("lake", None), ("chat", None)])
@@ -240,48 +107,70 @@ def collapsed_steps(rows: Iterable[Mapping[str, float | None]]) -> int:
     return found
 
 
-def _outcomes(played: Sequence[Episode]) -> dict[str, Metric]:
+def _mean(values: Iterable[float]) -> float:
+    """The mean of at least one value.
+
+    Example:
+        >>> _mean([1.0, 2.0, 6.0])
+        3.0
+    """
+    values = list(values)
+    return math.fsum(values) / len(values)
+
+
+def _std(values: Sequence[float]) -> float:
+    """The standard deviation over the population of at least one value.
+
+    Example:
+        >>> _std([1.0, 1.0, 4.0, 4.0])
+        1.5
+    """
+    mean = _mean(values)
+    return math.sqrt(math.fsum((value - mean) ** 2 for value in values) / len(values))
+
+
+def _outcomes(played: Sequence[Episode]) -> dict[str, float]:
     rewards = [episode.reward for episode in played]
-    metrics: dict[str, Metric] = {
-        "rollout/reward": Mean.of(rewards),
-        "rollout/reward_std": Std.of(rewards),
-        "rollout/reward_min": Min(min(rewards)),
-        "rollout/reward_max": Max(max(rewards)),
+    metrics: dict[str, float] = {
+        "rollout/reward": _mean(rewards),
+        "rollout/reward_std": _std(rewards),
+        "rollout/reward_min": min(rewards),
+        "rollout/reward_max": max(rewards),
     }
     parts: defaultdict[str, list[float]] = defaultdict(list)
     for episode in played:
         for name, value in episode.reward_parts.items():
             parts[name].append(value)
     for name, values in parts.items():  # a part that an episode lacks is 0 there
-        metrics[f"rollout/reward/{name}"] = Mean(math.fsum(values), len(played))
+        metrics[f"rollout/reward/{name}"] = math.fsum(values) / len(played)
     judged = zip(played, successes(played), strict=True)
     known = [(episode.tag, float(success)) for episode, success in judged if success is not None]
     if known:
-        metrics["rollout/success"] = Mean.of(success for _, success in known)
+        metrics["rollout/success"] = _mean(success for _, success in known)
         tags = sorted({tag for tag, _ in known})
         for tag in tags if len(tags) > 1 else ():
-            metrics[f"rollout/success/{tag}"] = Mean.of(
+            metrics[f"rollout/success/{tag}"] = _mean(
                 success for other, success in known if other == tag
             )
     return metrics
 
 
-def _sizes(played: Sequence[Episode]) -> dict[str, Metric]:
+def _sizes(played: Sequence[Episode]) -> dict[str, float]:
     sampled = [sum(len(turn.completion.ids) for turn in episode.turns) for episode in played]
     whole = [sum(turn.num_ids for turn in episode.turns) for episode in played]
     return {
-        "rollout/turns": Mean.of(len(episode.turns) for episode in played),
-        "rollout/turns_max": Max(max(len(episode.turns) for episode in played)),
-        "rollout/tokens": Sum(sum(sampled)),
-        "rollout/prompt_tokens": Sum(sum(whole) - sum(sampled)),
-        "rollout/episode_tokens": Mean.of(whole),
-        "rollout/episode_tokens_max": Max(max(whole)),
-        "rollout/contexts": Mean.of(len(contexts(episode.turns)) for episode in played),
+        "rollout/turns": _mean(len(episode.turns) for episode in played),
+        "rollout/turns_max": max(len(episode.turns) for episode in played),
+        "rollout/tokens": sum(sampled),
+        "rollout/prompt_tokens": sum(whole) - sum(sampled),
+        "rollout/episode_tokens": _mean(whole),
+        "rollout/episode_tokens_max": max(whole),
+        "rollout/contexts": _mean(len(contexts(episode.turns)) for episode in played),
         **_next_contexts(played),
     }
 
 
-def _next_contexts(played: Sequence[Episode]) -> dict[str, Metric]:
+def _next_contexts(played: Sequence[Episode]) -> dict[str, float]:
     """How many turns of programs continued a conversation, branched from one, or began a new one,
     and why."""
     counts = Counter(
@@ -290,51 +179,52 @@ def _next_contexts(played: Sequence[Episode]) -> dict[str, Metric]:
         for turn in episode.turns
         if "next_context" in turn.info
     )
-    return {f"rollout/next_context/{cause}": Sum(count) for cause, count in counts.items()}
+    return {f"rollout/next_context/{cause}": count for cause, count in counts.items()}
 
 
-def _groups(played: Sequence[Episode]) -> dict[str, Metric]:
+def _groups(played: Sequence[Episode]) -> dict[str, float]:
     groups: defaultdict[int, list[float]] = defaultdict(list)
     for episode in played:
         groups[episode.group_id].append(episode.reward)
     several = [rewards for rewards in groups.values() if len(rewards) > 1]
-    metrics: dict[str, Metric] = {"rollout/groups": Sum(len(groups))}
+    metrics: dict[str, float] = {"rollout/groups": len(groups)}
     if several:
-        metrics["rollout/zero_variance_groups"] = Mean.of(
+        metrics["rollout/zero_variance_groups"] = _mean(
             float(min(rewards) == max(rewards)) for rewards in several
         )
-        metrics["rollout/group_reward_std"] = Mean.of(Std.of(rewards).value for rewards in several)
+        metrics["rollout/group_reward_std"] = _mean(_std(rewards) for rewards in several)
     return metrics
 
 
-def _replies(played: Sequence[Episode]) -> dict[str, Metric]:
+def _replies(played: Sequence[Episode]) -> dict[str, float]:
     turns = [turn for episode in played for turn in episode.turns]
     texts = Counter(turn.text for turn in turns)
     by_state: defaultdict[str, set[str]] = defaultdict(set)
     for turn in turns:
         by_state[turn.state_key].add(turn.text)
-    metrics: dict[str, Metric] = {
-        "rollout/reply_tokens": Mean.of(len(turn.completion.ids) for turn in turns),
-        "rollout/reply_tokens_max": Max(max(len(turn.completion.ids) for turn in turns)),
-        "rollout/format_valid": Mean.of(float(turn.action is not None) for turn in turns),
-        "rollout/cut_replies": Mean.of(
+    metrics: dict[str, float] = {
+        "rollout/reply_tokens": _mean(len(turn.completion.ids) for turn in turns),
+        "rollout/reply_tokens_max": max(len(turn.completion.ids) for turn in turns),
+        "rollout/format_valid": _mean(float(turn.action is not None) for turn in turns),
+        "rollout/cut_replies": _mean(
             float(turn.completion.finish_reason == "length") for turn in turns
         ),
-        "rollout/distinct_replies": Mean(len(texts), len(turns)),
-        "rollout/top_reply": Mean(texts.most_common(1)[0][1], len(turns)),
-        "rollout/distinct_states": Mean(len(by_state), len(turns)),
+        "rollout/distinct_replies": len(texts) / len(turns),
+        "rollout/top_reply": texts.most_common(1)[0][1] / len(turns),
+        "rollout/distinct_states": len(by_state) / len(turns),
     }
     tokens = sum(len(turn.completion.ids) for turn in turns)
     if tokens:  # a player that speaks in messages has none
         said = math.fsum(turn.completion.logprob for turn in turns)
-        metrics["rollout/logprob"] = Mean(said, tokens)
+        metrics["rollout/logprob"] = said / tokens
         if (share := explained_share(texts, said)) is not None:
-            metrics["rollout/observation_information"] = Mean(share * len(turns), len(turns))
+            # A mean over the replies: `share` alone can differ from it in the last bit.
+            metrics["rollout/observation_information"] = share * len(turns) / len(turns)
     return metrics
 
 
 def thought_of(text: str) -> str | None:
-    """What a reply says before </think>, None where it has no thought.
+    """The text of a reply before </think>, None where it has no thought.
 
     Example:
         >>> thought_of("<think>the goal is right</think><answer>right</answer>")
@@ -349,7 +239,7 @@ def thought_of(text: str) -> str | None:
     return head.partition("<think>")[2] if "<think>" in head else head
 
 
-def _thoughts(played: Sequence[Episode]) -> dict[str, Metric]:
+def _thoughts(played: Sequence[Episode]) -> dict[str, float]:
     """Whether thoughts differ, say anything, and say anything of their own."""
     thoughts: list[str] = []
     copied = replies = 0
@@ -369,10 +259,10 @@ def _thoughts(played: Sequence[Episode]) -> dict[str, Metric]:
     if not thoughts:
         return {}
     return {
-        "rollout/thought_share": Mean(len(thoughts), replies),
-        "rollout/thought_distinct": Mean(len(set(thoughts)), len(thoughts)),
-        "rollout/thought_empty": Mean(thoughts.count(""), len(thoughts)),
-        "rollout/thought_copied": Mean(copied, len(thoughts)),
+        "rollout/thought_share": len(thoughts) / replies,
+        "rollout/thought_distinct": len(set(thoughts)) / len(thoughts),
+        "rollout/thought_empty": thoughts.count("") / len(thoughts),
+        "rollout/thought_copied": copied / len(thoughts),
     }
 
 

@@ -1,4 +1,4 @@
-"""What a run came to, as summary.json holds it and as its metrics tell before there is one."""
+"""The outcome of a run, for summary.json, and from its metrics while it runs."""
 
 from collections.abc import Mapping, Sequence
 
@@ -42,7 +42,7 @@ def steps_done(rows: Sequence[Mapping[str, float | None]]) -> int:
 def summary_json(
     before: Evaluated | None, after: Evaluated | None, **facts: Json
 ) -> dict[str, Json]:
-    """What summary.json holds.
+    """The content of summary.json.
 
     Example:
         >>> summary_json(None, None, seconds=3)

@@ -1,5 +1,4 @@
-"""What the files of a run directory hold beside metrics and episodes, and how a line of them is
-read."""
+"""Records in the files of a run directory besides metrics and episodes, and how they are read."""
 
 import hashlib
 import json
@@ -28,7 +27,7 @@ class RunDirectoryError(RuntimeError):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CreditRow:
-    """What every token of one sample got, in the order in which the model said them.
+    """The credit of every token of one sample, in the order of sampling.
 
     Only tokens that the model produced are listed: those of all turns of the sample's context,
     concatenated.
@@ -133,7 +132,7 @@ def ledger_entry(step: int, pairs: Iterable[tuple[Sequence[int], Sequence[int]]]
 
 
 def read_lines(path: Path, read: Callable[[dict[str, Json]], T]) -> list[T]:
-    """What `read` makes of the objects of a JSONL file; nothing where there is no file. A torn last
+    """The objects of a JSONL file, converted by `read`; none where there is no file. A torn last
     line is left out.
 
     Raises:

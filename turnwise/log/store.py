@@ -4,7 +4,7 @@
     config.yaml            the resolved config
     metrics.jsonl          one object per step
     ledger.jsonl           token fidelity: what was sampled and what was trained on, per step
-    events.jsonl           what somebody should know: a fallback, a resume, a refused checkpoint
+    events.jsonl           messages to the user: a fallback, a resume, a refused checkpoint
     timings.jsonl          everything measured with a clock
     episodes/step_000012.jsonl, episodes/eval_000012.jsonl
     credit/step_000012.jsonl     advantages, values, returns, gaps, entropies per token
@@ -414,7 +414,7 @@ def read_episode(row: Mapping[str, Json]) -> Episode:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Seconds:
-    """What the clock said of one episode, turn by turn."""
+    """Times of one episode, turn by turn."""
 
     id: str
     generate: tuple[float, ...]
@@ -427,7 +427,7 @@ class _Seconds:
 
 
 def summary_of(data: Json) -> dict[str, Json]:
-    """What a run came to, its evaluations with all their fields."""
+    """The outcome of a run, its evaluations with all their fields."""
 
     def evaluated(one: Json) -> Json:
         return checked(Evaluated.from_json(obj(one))).to_json()

@@ -1,6 +1,6 @@
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 # pyright: reportUnknownArgumentType=false
-"""What a model could have said instead: the likeliest tokens in the place of each that was said."""
+"""Alternatives to sampled tokens: the likeliest tokens at each position."""
 
 from collections.abc import Sequence
 from typing import Any, cast

@@ -38,7 +38,7 @@ class Masters:
             self._hooks.append(parameter.register_post_accumulate_grad_hook(self._gather))
 
     def of(self, parameter: nn.Parameter) -> nn.Parameter:
-        """What the optimizer steps in the parameter's place."""
+        """The tensor that the optimizer steps in the parameter's place."""
         return self._masters.get(parameter, parameter)
 
     @torch.no_grad()

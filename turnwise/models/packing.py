@@ -62,7 +62,7 @@ class Packed:
         )
 
     def arguments(self) -> dict[str, Any]:
-        """What a forward pass is called with, by the names that transformers uses."""
+        """Arguments of a forward pass, by the names that transformers uses."""
         return {
             "input_ids": self.input_ids,
             "position_ids": self.position_ids,

@@ -22,7 +22,7 @@ class _Held:
 
 
 @contextmanager
-def calm_collector() -> Generator[None]:
+def fewer_collections() -> Generator[None]:
     """Keeps the garbage collector from scanning models and libraries again and again. A rollout
     allocates many objects and almost no cycles; collections would take two fifths of its time.
 
@@ -34,7 +34,7 @@ def calm_collector() -> Generator[None]:
 
     Example:
         >>> before = gc.get_threshold()
-        >>> with calm_collector():
+        >>> with fewer_collections():
         ...     gc.get_threshold()[0] >= YOUNG_OBJECTS
         True
         >>> gc.get_threshold() == before, gc.get_freeze_count()

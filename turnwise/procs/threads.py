@@ -82,7 +82,7 @@ class SideThread:
         self._line: _Line | None = None
 
     def call(self, function: Callable[[], T], limit: float) -> T:
-        """What the function returns, or raises.
+        """The result of the function, or its exception.
 
         Raises:
             TimeoutError: it was not over after `limit` seconds. Its thread is left behind.

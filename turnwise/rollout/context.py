@@ -84,7 +84,7 @@ class ContextManager:
         return None if conversation is None else conversation.session
 
     def get_lm_inputs(self, env_outputs: Sequence[EnvOutput]) -> list[LmInput]:
-        """What the model must read next, for every environment that waits for a reply. A first
+        """The next input of the model, for every environment that waits for a reply. A first
         state starts its conversation, where `open` has not.
 
         Raises:

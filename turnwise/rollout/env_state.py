@@ -16,7 +16,7 @@ from turnwise.procs.event_loop import EventLoop
 from turnwise.rollout.agents import Agent, agent_class, find_shaper
 from turnwise.rollout.outputs import EnvInput, EnvOutput
 from turnwise.rollout.plan import EpisodePlan, env_configs, plan_rollout
-from turnwise.types import Episode, Json, Status
+from turnwise.types import Episode, Status
 
 logger = logging.getLogger(__name__)
 
@@ -124,11 +124,6 @@ class EnvStateManager:
     def episodes(self) -> list[Episode]:
         """The rollout's finished episodes."""
         return [agent.episode() for agent in self.agents.values() if agent.done]
-
-    def pool_facts(self) -> dict[str, Json]:
-        """Where the environments run (isolation), their measured times (ms_per_call), and how many
-        workers were started, restarted, hung or died."""
-        return self._pool.facts()
 
     async def aclose(self) -> None:
         """Closes every environment."""

@@ -15,7 +15,7 @@ from turnwise.envs.gate import clean_text
 from turnwise.generate.base import ContextOverflowError, Generator, Sampling
 from turnwise.isolation.processes import WorkerLostError
 from turnwise.procs.event_loop import EventLoop
-from turnwise.procs.garbage import calm_collector
+from turnwise.procs.garbage import fewer_collections
 from turnwise.procs.progress import Progress, Stall, some_of
 from turnwise.rollout.agents import Agent
 from turnwise.rollout.context import ContextManager
@@ -208,7 +208,7 @@ class AgentProxy:
         """All episodes of one rollout in the order of their plan, failed ones with their status; or
         those of the groups that are over once `enough` of them are."""
         what = f"playing {'held-out ' * (self.split != 'train')}episodes"
-        with calm_collector(), Progress(what) as progress:
+        with fewer_collections(), Progress(what) as progress:
             agents = self.env_state.start(step)
             progress.total = len(agents)
             finish = _Finish(agents, enough=enough)

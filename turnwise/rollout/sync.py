@@ -131,7 +131,7 @@ class SyncMultiTurnRollout:
 
     @property
     def engine(self) -> BatchEngine:
-        """What generates."""
+        """The generator."""
         return self._engine
 
     def reset(self) -> list[EnvOutput]:

@@ -1,2 +1,2 @@
 """Test helpers for this project and its users: tiny models, a faulty environment, slow references,
-conformance checks."""
+conformance checks. No other room imports it, except in docstring examples."""

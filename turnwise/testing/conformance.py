@@ -49,7 +49,7 @@ class CheckResult:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Report:
-    """What `check_estimator` found.
+    """The findings of `check_estimator`.
 
     Example:
         >>> result = CheckResult(name="padding", outcome="failed", detail="differs by 0.5")
@@ -192,7 +192,7 @@ class _Subject:
     atol: float
 
     def run(self, case: _Case) -> tuple[Tensor, ...]:
-        """What the estimator returns for a case: (advantages,) or (advantages, returns)."""
+        """The result of the estimator for a case: (advantages,) or (advantages, returns)."""
         found = self.fn(
             case.rewards, case.values, case.mask, GAMMA, LAM, **_extras(case, self.accepts)
         )

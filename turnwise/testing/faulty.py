@@ -13,7 +13,7 @@ from turnwise.envs.base import BaseEnv
 from turnwise.seeding import derive_seed
 
 FAULTS = ("kill", "hang", "raise", "garbage", "nan", "slow")
-"""What FaultyEnv does where nothing else is asked for."""
+"""Default behaviour of FaultyEnv."""
 
 DEADLY = ("kill", "terminate", "abort", "leave", "deaf")
 """They take their process with them."""
@@ -42,7 +42,7 @@ WRONG: dict[str, Callable[[], Any]] = {
     "list_info": lambda: ("A list.", 1.0, False, [1]),
     "rude": lambda: ("Rude.", Rude(), False, {}),
 }
-"""What no step may return."""
+"""Results that no step may return."""
 ODD: dict[str, Callable[[], Any]] = {
     "half_sign": lambda: "\ud83c",
     "long_integer": lambda: 10**5000,
@@ -50,12 +50,12 @@ ODD: dict[str, Callable[[], Any]] = {
     "long_info": lambda: "x" * 500_000,
     "rude_info": lambda: Rude(),
 }
-"""What may stand in info, and is mended."""
+"""Values that info may have, and that are converted."""
 EVERY_FAULT = (*DEADLY, "hang", *RAISED, *WRONG, *ODD, "rude_error", "slow")
 
 
 class Rude:
-    """Raises wherever somebody looks at it."""
+    """Raises on every access."""
 
     def _leave(self) -> Any:
         raise SystemExit("nobody looks at this")
@@ -161,7 +161,7 @@ def _die(kind: str) -> None:
         case "leave":
             os._exit(0)
         case _:
-            os.closerange(3, 1024)  # nobody hears of this process any more
+            os.closerange(3, 1024)  # no message of this process arrives any more
     time.sleep(60.0)  # a signal takes a moment
 
 

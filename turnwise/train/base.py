@@ -31,12 +31,14 @@ from turnwise.log.events import (
     Sinks,
     StepDone,
 )
+from turnwise.log.outcome import summary_json
 from turnwise.log.store import RunDirectory, RunReader
 from turnwise.models.policy import Policy
 from turnwise.procs.stop import Stopped, StopRequest, say_stopping
 from turnwise.train.checkpoint import (
     Checkpoint,
     checkpoint_step,
+    latest_checkpoint,
     list_checkpoints,
     write_checkpoint,
 )
@@ -59,7 +61,7 @@ class RunResult:
     checkpoint: Path | None
     """The last checkpoint; its `model` folder loads with `from_pretrained`."""
     stopped: str | None = None
-    """Who ended the run before its last step: Ctrl-C, SIGTERM or the time limit. None: nobody."""
+    """Cause of an early end: Ctrl-C, SIGTERM or the time limit. None: none of these."""
 
     @property
     def reader(self) -> RunReader:
@@ -113,7 +115,7 @@ class RunTrainer(ABC):
 
     @abstractmethod
     def _snapshot(self) -> tuple[dict[str, Tensor], dict[str, Json]]:
-        """What a checkpoint holds besides the model, the file positions and the evaluations."""
+        """Contents of a checkpoint besides the model, the file positions and the evaluations."""
 
     def _facts(self) -> dict[str, str | int]:
         """Shown when the run starts."""
@@ -125,7 +127,7 @@ class RunTrainer(ABC):
         }
 
     def _outcome(self) -> dict[str, Json]:
-        """What the summary has besides the evaluations."""
+        """Entries of the summary besides the evaluations."""
         return {}
 
     @abstractmethod
@@ -281,6 +283,18 @@ class RunTrainer(ABC):
             message = f"a callback ended the run after step {self.step}: {stop}"
             self._note(Notice(kind="stopped", message=message, step=self.step, level="info"))
 
+    def _open_checkpoint(self, notices: Sequence[Notice], *, resumed: bool) -> Checkpoint | None:
+        """The last checkpoint of a run that is resumed. Removes what the run wrote after it, then
+        records the notices."""
+        checkpoint = (
+            latest_checkpoint(self.run.checkpoints, refused=self._refused) if resumed else None
+        )
+        self._last_checkpoint = checkpoint.path if checkpoint else None
+        self.run.truncate_to(-1 if checkpoint is None else checkpoint.state["positions"])
+        for notice in notices:
+            self._note(notice)
+        return checkpoint
+
     def _go_on_after(self, checkpoint: Checkpoint) -> None:
         """Takes over the step and the evaluations of a checkpoint."""
         self.step = checkpoint.step
@@ -319,19 +333,18 @@ class RunTrainer(ABC):
             checkpoint=self._last_checkpoint,
             stopped=self._stopped,
         )
+        checkpoint = result.checkpoint
         self.run.write_summary(
-            {
-                "steps": result.steps,
-                "before": result.before.to_json() if result.before else None,
-                "after": result.after.to_json() if result.after else None,
-                "baselines": [event.to_json() for event in self._baselines()],
-                "seconds": round(result.seconds, 3),
-                "checkpoint": str(result.checkpoint.relative_to(result.path))
-                if result.checkpoint
-                else None,
-                "stopped": result.stopped,
+            summary_json(
+                result.before,
+                result.after,
+                steps=result.steps,
+                baselines=[event.to_json() for event in self._baselines()],
+                seconds=round(result.seconds, 3),
+                checkpoint=str(checkpoint.relative_to(result.path)) if checkpoint else None,
+                stopped=result.stopped,
                 **self._outcome(),
-            }
+            )
         )
         return result
 

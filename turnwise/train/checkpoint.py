@@ -52,7 +52,7 @@ class Checkpoint:
         return self.path / "model"
 
     def tensors(self) -> dict[str, Tensor]:
-        """What trainer.safetensors holds, on the CPU."""
+        """The tensors of trainer.safetensors, on the CPU."""
         from safetensors import SafetensorError
         from safetensors.torch import load_file
 
@@ -153,7 +153,7 @@ def check_files(path: Path) -> Path:
         _checked_manifest(path)
     except CheckpointError as error:
         raise CheckpointError(
-            f"{error}; where {path} is removed, a resumed run makes it anew from its config"
+            f"{error}; where {path} is removed, a resumed run makes it again from its config"
         ) from error
     return path
 

@@ -114,7 +114,7 @@ class DemonstrationRenderer:
                 )
 
     def _difference(self, episode: Episode) -> str | None:
-        """What to know where this config would have rendered a stored opening otherwise."""
+        """A notice if this config would render a stored opening differently."""
         first = episode.turns[0]
         self._context.open(0, key=episode.id, seed=0, prompt=episode.prompt, tools=episode.tools)
         try:
@@ -127,7 +127,7 @@ class DemonstrationRenderer:
         return (
             "stored prompts differ from what this config renders (chat template, "
             "rollout.response_prefix or rollout.window): they are learned as stored; set "
-            "sft.retokenize=true to render them anew"
+            "sft.retokenize=true to render them again"
         )
 
     def _say_long_replies(self, episodes: Sequence[Episode], say: Say) -> None:
@@ -251,5 +251,5 @@ def store(path: Path, episodes: Sequence[Episode]) -> None:
 
 
 def load(path: Path) -> list[Episode]:
-    """What `store` kept."""
+    """The demonstrations that `store` wrote."""
     return read_lines(path, read_episode)

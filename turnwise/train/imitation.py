@@ -37,7 +37,7 @@ def with_targets(batch: Batch, *, observations: float = 0.0) -> Batch:
     """The batch with its targets under `response_mask` and their weights: 1 for a reply,
     `observations` for what the environment answered.
 
-    The answers are the tokens after the first reply that nobody has to say. The opening is no
+    The answers are the tokens after the first reply that belong to no reply. The opening is no
     answer to anything, so it is never a target. Untrained turns (`Turn.trained`) are context.
 
     Example: replies [7 8] and [9], the answer [3]

@@ -66,7 +66,7 @@ class Optimizer:
             for parameters, _ in groups
         ]
         self.parameters = [parameter for parameters in stepped for parameter in parameters]
-        """What is stepped: the parameters, or their masters."""
+        """The tensors that are stepped: the parameters, or their masters."""
         self._fused = bool(self.parameters) and all(
             p.device.type == "cuda" for p in self.parameters
         )

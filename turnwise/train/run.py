@@ -39,7 +39,7 @@ def train(
         config: None with `resume`: the config that the run was started with.
         resume: a run directory to resume, from its last valid checkpoint.
         sinks: receivers of progress events. None: the console.
-        trust: load the code that the config of a run to resume names, whoever made it.
+        trust: load the code that the config of a resumed run names, even if another user made it.
         callbacks: the user's own, besides those that the config names.
 
     Raises:
@@ -71,7 +71,7 @@ def train(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Estimate:
-    """What a whole run would take, measured on a few of its steps.
+    """Time and memory of a whole run, measured on a few of its steps.
 
     Example:
         >>> print(Estimate(steps=100, measured=2, step_seconds=1.5, start_seconds=10.0,

@@ -1,4 +1,4 @@
-"""What a run trains on: environments over many turns, one turn, or plain prompts from a file."""
+"""The tasks of a run: environments over many turns, one turn, or plain prompts from a file."""
 
 import logging
 from collections.abc import Mapping

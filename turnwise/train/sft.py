@@ -1,4 +1,4 @@
-# pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false
+# pyright: reportUnknownMemberType=false
 """SftTrainer: a run that imitates demonstrations."""
 
 import shutil
@@ -20,7 +20,7 @@ from turnwise.log.store import RunReader
 from turnwise.models.memory import planned
 from turnwise.seeding import derive_seed
 from turnwise.train.base import RunTrainer, open_run, refuse_another
-from turnwise.train.checkpoint import Checkpoint, CheckpointError, latest_checkpoint
+from turnwise.train.checkpoint import Checkpoint, CheckpointError
 from turnwise.train.demonstrations import (
     DemonstrationRenderer,
     Row,
@@ -92,13 +92,7 @@ class SftTrainer(RunTrainer):
         self.plan, self.config = planned(self.config, None)
         config = self.config
         torch.manual_seed(derive_seed(config.seed, "torch"))
-        checkpoint = (
-            latest_checkpoint(self.run.checkpoints, refused=self._refused) if resumed else None
-        )
-        self._last_checkpoint = checkpoint.path if checkpoint else None
-        self.run.truncate_to(-1 if checkpoint is None else checkpoint.state["positions"])
-        for notice in notices:
-            self._note(notice)
+        checkpoint = self._open_checkpoint(notices, resumed=resumed)
         self.policy, self._warmstart = build_policy(
             config,
             None,

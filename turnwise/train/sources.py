@@ -12,7 +12,7 @@ from typing import Any, Literal, cast
 from turnwise.config.schema import Config, EnvConfig
 from turnwise.envs.base import EnvError, EnvFactory
 from turnwise.envs.registry import make_env
-from turnwise.evaluate.named import KINDS, load_player
+from turnwise.evaluate.player_names import KINDS, load_player
 from turnwise.evaluate.players import NO_TOKENS, Player, player_proxy, reply_text
 from turnwise.json_lines import FileError, read_json_lines
 from turnwise.log.export import conversations

@@ -1,4 +1,4 @@
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownMemberType=false
 """PPOTrainer: multi-turn (or single-turn) training on one machine, with any algorithm of the
 config."""
 
@@ -32,7 +32,7 @@ from turnwise.rollout.proxy import AgentProxy, sampling_for
 from turnwise.rollout.speakers import PlayerError
 from turnwise.seeding import derive_seed
 from turnwise.train.base import RunResult, RunTrainer, open_run, refuse_another
-from turnwise.train.checkpoint import Checkpoint, latest_checkpoint
+from turnwise.train.checkpoint import Checkpoint
 from turnwise.train.generators import make_generator
 from turnwise.train.networks import (
     build_policy,
@@ -49,7 +49,7 @@ from turnwise.types import Episode, Json
 __all__ = ["PPOTrainer", "RunResult"]
 
 FIXED = ("seed", "env.name", "algo.name", "sft.")
-"""What a run keeps when it is resumed, besides its model."""
+"""Settings that a resumed run keeps, besides its model."""
 
 
 class PPOTrainer(RunTrainer):
@@ -104,13 +104,7 @@ class PPOTrainer(RunTrainer):
         self._code = code_digests(config)
         self.idle_steps = 0
         self.collapsed_steps = 0
-        checkpoint = (
-            latest_checkpoint(self.run.checkpoints, refused=self._refused) if resumed else None
-        )
-        self._last_checkpoint = checkpoint.path if checkpoint else None
-        self.run.truncate_to(-1 if checkpoint is None else checkpoint.state["positions"])
-        for notice in notices:
-            self._note(notice)
+        checkpoint = self._open_checkpoint(notices, resumed=resumed)
         initial = self.run.path / "initial_model"
         imitated = None
         if imitates_first(config) and not initial.is_dir():

@@ -1,4 +1,5 @@
-"""The trainers of all backends, and the classes that their users derive from, imported lazily."""
+"""The trainers of all backends, and the classes that their users derive from, imported lazily. No
+trainer is implemented here."""
 
 from importlib import import_module
 from importlib.util import find_spec

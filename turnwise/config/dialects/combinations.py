@@ -307,8 +307,8 @@ def _filter(facts: Tree, seen: Tree, note: Note) -> Tree:
 
 
 def _mini_batches(facts: Tree, seen: Tree, note: Note) -> Tree:
-    """RAGEN counts episodes per optimizer step, verl groups; verl-agent counts turns, of which
-    nobody knows the number."""
+    """RAGEN counts episodes per optimizer step, verl groups; verl-agent counts turns, whose
+    number is unknown in advance."""
     key = next(
         name for name in ("ppo_mini_batch_size", f"{_ACTOR}.ppo_mini_batch_size") if name in facts
     )
@@ -454,5 +454,5 @@ COMBINATIONS: tuple[tuple[tuple[str, ...], Callable[[Tree, Tree, Note], Tree]], 
         _penalty,
     ),
 )
-"""(keys, function). A key that begins with "=" is ours: where a layer sets it, the function is
-asked anew. One that begins with "?" is for the function to know, and does not call it."""
+"""(keys, function). A key that begins with "=" is ours: setting it in a layer calls the function
+again. A key that begins with "?" is passed to the function but does not trigger it."""

@@ -1,4 +1,3 @@
-# pyright: reportUnknownVariableType=false
 """Other projects' environments: ours of the same rules, with their defaults and option names."""
 
 from collections.abc import Mapping

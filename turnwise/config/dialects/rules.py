@@ -1,5 +1,4 @@
-# pyright: reportUnknownVariableType=false, reportUnknownMemberType=false
-"""What a key of another project can be here, and conversions of values.
+"""Rules that translate a key of another project, and conversions of values.
 
 A rule is one of
     "train.lr"            the same value under our name
@@ -13,7 +12,7 @@ A rule is one of
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 
 def _same(value: Any) -> Any:
@@ -39,11 +38,12 @@ class Fact:
 @dataclass(frozen=True, slots=True)
 class Only:
     value: Any
-    """What is accepted; a tuple: any of these."""
+    """The accepted value; a tuple: any of these."""
     why: str = field(kw_only=True)
 
     def accepts(self, value: Any) -> bool:
-        return value in (self.value if isinstance(self.value, tuple) else (self.value,))
+        known: object = self.value
+        return value in (cast(tuple[Any, ...], known) if isinstance(known, tuple) else (known,))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -73,7 +73,7 @@ AnyRule = str | Rule | Fact | Only | Moot | Differs | No
 def trackers(value: Any) -> Any:
     names: Any = [value] if isinstance(value, str) else value
     return (
-        [name for name in names if name not in ("console", "none")]
+        [name for name in cast(list[Any], names) if name not in ("console", "none")]
         if isinstance(names, list)
         else names
     )

@@ -36,7 +36,7 @@ class Script:
 
 @dataclass(kw_only=True, slots=True)
 class _Names:
-    """What the lines so far have set."""
+    """Variables that the lines so far have set."""
 
     variables: dict[str, str] = field(default_factory=dict[str, str])
     arrays: dict[str, list[str]] = field(default_factory=dict[str, list[str]])

@@ -20,7 +20,7 @@ class ArithmeticSyntaxError(ValueError):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Value:
-    """What an expression is worth, and the numbers that stand in it.
+    """The value of an expression, and the numbers in it.
 
     Example:
         >>> evaluate("(3 + 5) / 2").result

@@ -21,7 +21,7 @@ _MARK = re.compile(r"the answer is:?|####", re.IGNORECASE)
 
 
 def final_answer(text: str) -> str:
-    """What stands after the last mark of a final answer ("The answer is:", "####", a box), or the
+    """The text after the last mark of a final answer ("The answer is:", "####", a box), or the
     whole text.
 
     Example:

@@ -160,7 +160,7 @@ class Sudoku(BaseEnv):
         return f"place {number} at row {row + 1} col {column + 1}"
 
     def _worth(self, cell: int) -> float:
-        """What a cell has paid."""
+        """The reward that a cell has paid."""
         number = self._grid[cell]
         if not number or self._given[cell]:
             return 0.0

@@ -1,5 +1,5 @@
 """Tools for ToolEnv: Python in a sandbox, a calculator, a search over documents, and time limits
-that kill."""
+that kill. Contains no environment."""
 
 from turnwise.envs.tools.calculator import calculator
 from turnwise.envs.tools.limits import with_time_limit

@@ -145,8 +145,7 @@ def tool_calls(message: Message) -> tuple[ToolCall, ...]:
 
 
 def run_tool(tool: Tool, arguments: str, *, timeout: float | None) -> str:
-    """What the tool answers, as text. Its errors are text too: the model sees them and may do
-    better.
+    """The tool's answer, as text. Errors are text too, so that the model can correct its call.
 
     `timeout` is in seconds; a call that takes longer is answered with an error and left to itself.
     """

@@ -29,7 +29,7 @@ KERNEL = {
     "processes": "kernel",
     "kill": "namespace",
 }
-"""What a report says where the kernel enforces everything."""
+"""The report where the kernel enforces everything."""
 
 _HOLDS = (
     "The kernel confined the code: no network, no sockets of other programs, no other processes, "
@@ -52,7 +52,7 @@ class SandboxError(RuntimeError):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PythonLimits:
-    """What the code may use."""
+    """Limits of the code."""
 
     seconds: float = 5.0
     """Wall time, after which everything it started is killed."""
@@ -74,10 +74,10 @@ class PythonLimits:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PythonResult:
-    """What came of a run."""
+    """The result of a run."""
 
     output: str
-    """What it wrote to its output and error streams."""
+    """Output and error streams of the code."""
     exit_code: int
     timed_out: bool
     truncated: bool
@@ -88,7 +88,7 @@ class PythonResult:
 
     @property
     def holds(self) -> str:
-        """What kept the code in, and what it did not keep it from, in a sentence or two."""
+        """The isolation that was in force, and its gaps, in a sentence or two."""
         return _HOLDS if dict(self.confinement) == KERNEL else _HOLDS_LITTLE
 
     def text(self) -> str:

@@ -1,6 +1,6 @@
 # pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false
-"""What runs in front of the model's code: shuts the doors, then runs it. Started by python_tool.py
-as a script.
+"""Sandbox launcher: drops privileges and access, then runs the model's code. Started by
+python_tool.py as a script.
 
 On Linux the code gets namespaces of its own: no network but an unconnected one, no other processes
 to see or signal, and a root with nothing in it but Python, the system's programs (both read-only)
@@ -48,7 +48,7 @@ SYSTEM = (
     *("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/etc", "/nix"),
     *(f"/dev/{name}" for name in ("null", "zero", "full", "random", "urandom")),
 )
-"""What programs need of a system, besides Python. Nothing else of it is in the code's root."""
+"""Paths of the system that programs need besides Python. The sandbox's root has no others."""
 
 
 def _numbers(text: str) -> dict[str, int]:

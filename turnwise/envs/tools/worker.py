@@ -49,7 +49,7 @@ class Worker:
         _all_workers.add(self)
 
     def call(self, *args: Any, timeout: float, keywords: Mapping[str, Any] | None = None) -> Any:
-        """What the function returns; arguments and result are JSON.
+        """The result of the function; arguments and result are JSON.
 
         Raises:
             TimeoutError: it took longer than `timeout` seconds; the process was killed.
@@ -145,7 +145,7 @@ def _kill_all() -> None:
 
 
 def load_target(target: str) -> Callable[..., Any]:
-    """What module:function names.
+    """The function that module:function names.
 
     Example:
         >>> load_target("operator:add")(1, 2)

@@ -1,1 +1,2 @@
-"""The CUDA engine: packed prefills and blocks of decode steps that run without the host."""
+"""The CUDA engine: packed prefills and blocks of decode steps that run without the host.
+Knows no environments."""

@@ -29,7 +29,7 @@ MIN_SHARED = 32
 
 
 class Driven(Protocol):
-    """What the driver needs to know of a request."""
+    """The state of a request that the driver needs."""
 
     @property
     def state(self) -> SessionState: ...

@@ -66,7 +66,6 @@ class BlockEngine:
 
     Args:
         steps: decode steps per block.
-        capture: capture CUDA graphs. None: where the model is on CUDA.
         compile: compile the decode step before it is captured, where the model has no fused pass of
             its own.
     """
@@ -80,7 +79,6 @@ class BlockEngine:
         vocab: int,
         stop_ids: Sequence[int],
         steps: int = 8,
-        capture: bool | None = None,
         compile: bool = False,
     ) -> None:
         self._model = model
@@ -88,7 +86,7 @@ class BlockEngine:
         self.slots = slots
         self.length = length
         self.steps = steps
-        self._capture = self.device.type == "cuda" if capture is None else capture
+        self._capture = self.device.type == "cuda"
         self._compile = compile and self._capture
         self._vocab = vocab
         self._stop_ids = [token for token in stop_ids if 0 <= token < vocab]

@@ -59,8 +59,8 @@ def _attend(
     # Powers of two in place of e: one instruction less for every weight.
     factor = 1.4426950408889634 if HAS_CAP else scale * 1.4426950408889634
     best = tl.full((M,), -1e30, tl.float32)
-    # With one token the sum over a tile's keys waits for the end: to add up across threads takes
-    # long.
+    # With one token per block, sum over keys after the loop: a cross-thread reduction per tile is
+    # slow.
     total = tl.zeros((M, BN), tl.float32) if BT == 1 else tl.zeros((M, 1), tl.float32)
     out = tl.zeros((M, DP), tl.float32)
     inside = j[:, None] * D + d[None, :]
@@ -200,7 +200,8 @@ def _advance(
                 row + v + BV + j, mask=v + BV + j < vocab, other=float("-inf")
             )  # while this one is summed
             here = tl.max(x, 0)
-            if temperature <= 0.0:  # to find out which one it is takes as long as everything else
+            # argmax costs as much as the rest of the loop, so only greedy rows compute it.
+            if temperature <= 0.0:
                 argmax = tl.where(here > top, v + tl.argmax(x, 0), argmax)
             top = tl.maximum(top, here)
             base_value = tl.where(here > float("-inf"), here, 0.0)

@@ -133,8 +133,8 @@ def _part_sizes(size: int) -> list[int]:
 
 
 def room(num: int) -> int:
-    """What `num` ids of one slot take up of a pass's size: a token each, and more where they would
-    leave most of a block empty, because a pass has only so many blocks.
+    """The part of a pass's size that `num` ids of one slot take up: a token each, and more where
+    they would leave most of a block empty, because the blocks of a pass are limited.
 
     Example:
         >>> room(1), room(8), room(16), room(17), room(53)

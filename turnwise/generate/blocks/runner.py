@@ -96,13 +96,11 @@ class BlockRunner:
         stats.shared_tokens += shared
         stats.prefilled_tokens += given - shared
         stats.decode_steps += blocks.decode_steps - decoded
-        stats.prefill_steps += bool(fresh)
 
     def _take(self) -> None:
         blocks, stats = self._blocks, self._requests.stats
         spent = (blocks.prefill_seconds, blocks.decode_seconds)
         outcomes = blocks.read()
-        stats.decode_rows += sum(len(outcome.ids) for outcome in outcomes)
         stats.prefill_seconds += blocks.prefill_seconds - spent[0]
         stats.decode_seconds += blocks.decode_seconds - spent[1]
         for outcome in outcomes:
@@ -111,7 +109,7 @@ class BlockRunner:
     def _accept(self, request: Request, outcome: Outcome) -> None:
         """Adds the tokens of a block, and answers the request if they end it. What was drawn past
         the end of a completion that only the host can see (a stop string) is forgotten."""
-        state, stats = request.state, self._requests.stats
+        state = request.state
         sampling = state.sampling
         assert sampling is not None
         if outcome.broken:
@@ -121,14 +119,12 @@ class BlockRunner:
         if sampling.stop or sampling.stop_ids:
             for token, logprob in zip(outcome.ids, outcome.logprobs, strict=True):
                 state.append(token, logprob)
-                stats.decoded_tokens += 1
                 stopped = request.stops.reached(state.ids[request.start :])
                 if stopped:
                     break
         else:  # without stop strings, only the last token can be a stop
             state.ids.extend(outcome.ids)
             state.logprobs.extend(outcome.logprobs)
-            stats.decoded_tokens += len(outcome.ids)
             stopped = request.stops.reached(outcome.ids)
         if stopped or len(state.logprobs) >= request.limit:
             self._blocks.finish(request)

@@ -1,1 +1,1 @@
-"""The engine of the CPU: passes of a transformers model over a cache of slots."""
+"""The CPU engine: passes of a transformers model over a cache of slots. Knows no environments."""

@@ -25,7 +25,7 @@ ATTENTION = "turnwise_slots"
 
 
 class SlotView:
-    """What one forward pass over [R, T] tokens sees of the cache.
+    """The part of the cache that one forward pass over [R, T] tokens sees.
 
     Args:
         rows: the slots that the pass runs on, [R]; None: the first R slots, which then are not

@@ -25,7 +25,7 @@ Drawn = tuple[list[int], list[float]]
 
 
 class Passes(Protocol):
-    """What the generator asks of a model."""
+    """The interface that the generator needs of a model."""
 
     @property
     def num_bytes(self) -> int:

@@ -37,13 +37,11 @@ class PassRunner:
             rows = self._scheduler.prefill_rows(size)
             self._count_prefill(batch)
             self._pass(batch, lambda: self._passes.prefill(batch, size=size, num_rows=rows))
-            stats.prefill_steps += 1
             stats.prefill_seconds += time.perf_counter() - start
         elif batch := self._scheduler.next_decode():
             stats.replayed_tokens += sum(state.at < state.num_old_spans for state in batch)
             self._pass(batch, lambda: self._passes.decode(batch))
             stats.decode_steps += 1
-            stats.decode_rows += len(batch)
             stats.decode_seconds += time.perf_counter() - start
         self._requests.hand_out()
         await asyncio.sleep(0)
@@ -82,7 +80,6 @@ class PassRunner:
             self._requests.fail(request, not_finite(state))
             return
         state.append(token, logprob)
-        self._requests.stats.decoded_tokens += 1
         stopped = request.stops.reached(state.ids[request.start :])
         if not stopped and len(state.logprobs) < request.limit:
             state.decode_last()

@@ -9,13 +9,14 @@ import threading
 import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
-from typing import Any, Literal, cast, get_args
+from typing import Any, Literal, TypeVar, cast, get_args
 
 import numpy as np
 
 from turnwise.seeding import derive_seed
 
 logger = logging.getLogger(__name__)
+F = TypeVar("F")
 _global_generators = threading.Lock()
 
 
@@ -38,12 +39,30 @@ def require(module: str, *, extra: str) -> Any:
         ) from error
 
 
+def load_function(target: str | F, *, option: str) -> F:
+    """The function that an option names as module:function, or that it holds already.
+
+    Example:
+        >>> load_function("math:sqrt", option="observe")(4.0)
+        2.0
+        >>> load_function("sqrt", option="observe")
+        Traceback (most recent call last):
+        ValueError: observe is a function, or module:function, got 'sqrt'
+    """
+    if not isinstance(target, str):
+        return target
+    module, _, name = target.partition(":")
+    if not name:
+        raise ValueError(f"{option} is a function, or module:function, got {target!r}")
+    return getattr(importlib.import_module(module), name)
+
+
 class OwnRandom:
     """States of Python's and numpy's global generators that belong to one episode.
 
     Environments that draw from the global generators would otherwise share them: what one episode
-    meets would depend on who else is playing. Inside `drawing`, the global generators are this
-    episode's; after it, everybody's again.
+    meets would depend on the others. Inside `drawing`, the global generators have this episode's
+    states; after it, their previous ones.
 
     Example:
         >>> first, second = OwnRandom(1), OwnRandom(1)

@@ -1,7 +1,6 @@
 # pyright: reportUnknownVariableType=false
 """Gymnasium's environments as text: `gymnasium:Taxi`, or any other id with discrete actions."""
 
-import importlib
 from collections.abc import Callable, Mapping, Sequence
 from random import Random
 from typing import Any
@@ -9,6 +8,7 @@ from typing import Any
 from turnwise.envs.base import BaseEnv
 from turnwise.integrations.envs.common import (
     SplitBy,
+    load_function,
     require,
     split_rule,
     start_in_split,
@@ -79,7 +79,7 @@ class GymnasiumEnv(BaseEnv):
         if not isinstance(space, gymnasium.spaces.Discrete):
             self._env.close()
             raise ValueError(
-                f"{id} has actions of {space}; this door takes discrete ones, wrap the environment "
+                f"{id} has actions of {space}; turnwise takes discrete ones, wrap the environment "
                 "first"
             )
         self._first = int(space.start)
@@ -91,7 +91,8 @@ class GymnasiumEnv(BaseEnv):
                 f"{id} has {space.n} actions, and names must be as many and different, got {names}"
             )
         self.actions = names
-        self._observe = _load(observe) if observe is not None else OBSERVERS.get(base, describe)
+        named = OBSERVERS.get(base, describe) if observe is None else observe
+        self._observe = load_function(named, option="observe")
         self.instruction = _introduction(self._env, id) if instruction is None else instruction
         self._split_by: SplitBy = split_rule(split_by)
         self._text = ""
@@ -245,12 +246,3 @@ def _introduction(env: Any, id: str) -> str:
         part for part in text.split("\n\n") if part.strip() and not part.strip().startswith("#")
     ]
     return " ".join(paragraphs[0].split()) if paragraphs else f"You are in the environment {id}."
-
-
-def _load(target: str | Observe) -> Observe:
-    if not isinstance(target, str):
-        return target
-    module, _, name = target.partition(":")
-    if not name:
-        raise ValueError(f"observe is a function, or module:function, got {target!r}")
-    return getattr(importlib.import_module(module), name)

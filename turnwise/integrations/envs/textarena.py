@@ -13,6 +13,7 @@ from turnwise.envs.gate import describe
 from turnwise.integrations.envs.common import (
     OwnRandom,
     SplitBy,
+    load_function,
     require,
     split_rule,
     start_in_split,
@@ -22,10 +23,10 @@ from turnwise.seeding import derive_seed
 
 Opponent = Callable[[str, Random], str]
 INVALID_MOVE = -1.0
-"""What TextArena pays where an invalid move ends a game. Some games (Slitherlink, ThreeCardMonte,
+"""TextArena's reward where an invalid move ends a game. Some games (Slitherlink, ThreeCardMonte,
 Cryptarithm in 0.7.4) put the reason in the reward's place."""
 MOVE_ERRORS = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, AssertionError)
-"""What a game raises on an unexpected move. Anything else is a failure of the game."""
+"""Exceptions of a game on an unexpected move. Any other is a failure of the game."""
 SEATS_LIMIT = 1000  # maximum turns of other seats in a row; a game that exceeds it is broken
 
 
@@ -74,7 +75,7 @@ class TextArenaEnv(BaseEnv):
         self._id = id
         self._split_by: SplitBy = split_rule(split_by)
         self._seats, self._seat = num_players, seat
-        self._opponent = _load(opponent)
+        self._opponent = load_function(opponent, option="opponent")
         self._own = OwnRandom(0)
         self._rng = Random(0)
         with self._own.drawing():
@@ -155,12 +156,3 @@ def _text(seen: Any, player: int) -> str:
     if isinstance(seen, str):
         return seen
     return "\n".join(str(item[1]).strip() for item in seen if item[0] != player)
-
-
-def _load(target: str | Opponent | None) -> Opponent | None:
-    if not isinstance(target, str):
-        return target
-    module, _, name = target.partition(":")
-    if not name:
-        raise ValueError(f"opponent is a function, or module:function, got {target!r}")
-    return getattr(importlib.import_module(module), name)

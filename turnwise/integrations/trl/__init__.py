@@ -1,4 +1,5 @@
-"""GRPO on TRL with multi-turn environments. TRL is imported lazily.
+"""GRPO on TRL with multi-turn environments. TRL is imported lazily. The core never imports
+this package.
 
 `VerifiersGRPOTrainer(model, env)` trains on TRL's GRPOTrainer: single-turn environments use TRL's
 own rollout; all others are played by turnwise (AgentProxy, ContextManager) and passed to TRL as

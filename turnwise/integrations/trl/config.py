@@ -70,7 +70,7 @@ class VerifiersGRPOConfig(GRPOConfig):
     )
     env_timeout: float = _setting(60.0, "Seconds for one reset or step of an environment.")
     episode_retries: int = _setting(
-        1, "How often a failed episode is started anew before its row is given up."
+        1, "How often a failed episode is restarted before its row is given up."
     )
     num_tasks: int = _setting(1024, "Tasks to draw from an environment that has no data set.")
     store_episodes: bool = _setting(

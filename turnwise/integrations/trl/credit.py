@@ -16,7 +16,7 @@ from turnwise.data.samples import contexts, episode_to_samples
 from turnwise.types import Episode, Sample
 
 TRL_EPS = 1e-4
-"""What TRL adds to a standard deviation."""
+"""TRL's epsilon of standard deviations."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

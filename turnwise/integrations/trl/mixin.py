@@ -32,7 +32,7 @@ from turnwise.integrations.trl.credit import (
 )
 from turnwise.integrations.trl.engines import Gate, TRLGenerator, base_model, copy_weights
 from turnwise.integrations.trl.lookahead import LookaheadSampler
-from turnwise.integrations.trl.player import EpisodePlayer, Rows
+from turnwise.integrations.trl.player import BatchPlayer, Rows
 from turnwise.integrations.trl.rewards import as_texts, refuse_infinite
 from turnwise.integrations.trl.setup import choose_engine, make_player
 from turnwise.integrations.trl.sources import ROW, SPLIT, EnvSource
@@ -65,7 +65,7 @@ class MultiTurnMixin(_Trainer):
     has_env: bool = False
     multi_turn: bool = False
     async_generation: bool = False
-    _player: EpisodePlayer | None = None
+    _player: BatchPlayer | None = None
     _store: RunStore | None = None
     advantage_scale: float = 1.0
     """Multiplies advantages per token; for losses whose constant differs from turnwise's."""
@@ -144,7 +144,7 @@ class MultiTurnMixin(_Trainer):
         return output
 
     def play_rows(self, prompts: Sequence[Any], trainer: Any = None) -> dict[str, Any]:
-        """What `rollout_func` returns: ids, masks and log-probs of the batch that TRL is
+        """The result of `rollout_func`: ids, masks and log-probs of the batch that TRL is
         generating."""
         assert self._asked is not None
         if self._player is None:

@@ -1,4 +1,4 @@
-"""EpisodePlayer: plays the rows of TRL's batches with AgentProxy, now or ahead of training."""
+"""BatchPlayer: plays the rows of TRL's batches with AgentProxy, now or ahead of training."""
 
 import asyncio
 import itertools
@@ -33,7 +33,7 @@ class Rows:
     """Identifies the batch within the run; seeds are derived from it."""
 
 
-class EpisodePlayer:
+class BatchPlayer:
     """The environments, contexts and generator of a run, with their event loop.
 
     Args:

@@ -1,5 +1,4 @@
-# pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false
-# pyright: reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false
 """Checks at import that the installed TRL has everything that the trainer relies on.
 
 TRL's private methods change between releases. Without the check, a renamed key would show up in the

@@ -23,6 +23,7 @@ from turnwise.integrations.trl.mapping import refuse, trl_arguments
 from turnwise.integrations.trl.sources import EnvSource
 from turnwise.log.console import ConsoleSink
 from turnwise.log.events import Evaluated, Notice, RunEnded, RunStarted, Sink, Sinks, StepDone
+from turnwise.log.outcome import summary_json
 from turnwise.log.store import RunDirectory, RunReader
 from turnwise.log.trackers import make_trackers
 from turnwise.models.policy import load_model, load_tokenizer
@@ -46,7 +47,7 @@ def train(
         config: None with `resume`: the config that the run was started with.
         resume: a run directory to resume, from its last checkpoint.
         sinks: receivers of progress events. None: the console.
-        trust: load the code that the config of a run to resume names, whoever made it.
+        trust: load the code that the config of a resumed run names, even if another user made it.
 
     Raises:
         ValueError: the config asks for what TRL cannot do; the message names it.
@@ -232,13 +233,13 @@ class _TRLRun:
             stopped=self._stopped,
         )
         self._run.write_summary(
-            {
-                "steps": result.steps,
-                "before": result.before.to_json() if result.before else None,
-                "after": result.after.to_json() if result.after else None,
-                "seconds": round(result.seconds, 3),
-                "checkpoint": str(folder.relative_to(result.path)),
-            }
+            summary_json(
+                result.before,
+                result.after,
+                steps=result.steps,
+                seconds=round(result.seconds, 3),
+                checkpoint=str(folder.relative_to(result.path)),
+            )
         )
         tokenizer = self._trainer._text_tokenizer()
         self._run.write_pieces(lambda token: tokenizer.decode([token]))

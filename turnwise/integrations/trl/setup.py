@@ -16,7 +16,7 @@ from turnwise.generate.hf import HFGenerator
 from turnwise.generate.stops import end_ids
 from turnwise.integrations.trl.config import VerifiersGRPOConfig, resolved
 from turnwise.integrations.trl.engines import Budgeted, Gate, TRLGenerator, base_model, snapshot
-from turnwise.integrations.trl.player import EpisodePlayer
+from turnwise.integrations.trl.player import BatchPlayer
 from turnwise.integrations.trl.sources import EnvSource
 
 logger = logging.getLogger(__name__)
@@ -134,7 +134,7 @@ def episodes_config(source: EnvSource, args: VerifiersGRPOConfig, given: Config 
     return Config(seed=args.seed, env=env, rollout=rollout, train=TrainConfig(max_turn=turns))
 
 
-def make_player(trainer: Any, *, engine: str, ahead: bool) -> EpisodePlayer:
+def make_player(trainer: Any, *, engine: str, ahead: bool) -> BatchPlayer:
     """The player of a trainer's episodes, with the engine that it samples with."""
     args, source = trainer.args, trainer.source
     tokenizer = trainer._text_tokenizer()
@@ -175,7 +175,7 @@ def make_player(trainer: Any, *, engine: str, ahead: bool) -> EpisodePlayer:
             Gate(local) if ahead else local, budget=args.max_completion_length, halve=halve
         )
 
-    return EpisodePlayer(
+    return BatchPlayer(
         config=config,
         source=source,
         make_generator=make,

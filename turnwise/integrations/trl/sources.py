@@ -95,7 +95,7 @@ class EnvSource:
         return self.num_tasks if rows is None else len(rows)
 
     def columns(self, split: str, number: int) -> dict[str, Json]:
-        """What reward functions are told about a task, beside prompt and completion."""
+        """Arguments of reward functions about a task, besides prompt and completion."""
         rows = self.rows.get(split)
         return (
             {}
@@ -114,8 +114,7 @@ class EnvSource:
         return Task(id=f"{self.name}/{split}/{number}", seed=seed, payload=payload, split=split)
 
     def openings(self, split: str, *, limit: int | None = None) -> Iterator[Observation]:
-        """What the first tasks of a split show before the first turn, the system message
-        included."""
+        """The openings of the first tasks of a split, the system message included."""
         env = self.factory()
         try:
             rows = self.rows.get(split)

@@ -17,6 +17,7 @@ from turnwise.algos.table import build_algorithm
 from turnwise.config.schema import AlgoConfig, Config
 from turnwise.integrations.trl import detect
 from turnwise.integrations.trl.config import VerifiersGRPOConfig, with_our_fields
+from turnwise.integrations.trl.datasets import dataset, eval_datasets
 from turnwise.integrations.trl.factory_env import WHICH
 from turnwise.integrations.trl.mixin import MultiTurnMixin
 from turnwise.integrations.trl.releases import check_release
@@ -26,7 +27,6 @@ from turnwise.integrations.trl.rewards import (
     lacks_reward,
     with_environment,
 )
-from turnwise.integrations.trl.rows import dataset, eval_datasets
 from turnwise.integrations.trl.setup import episodes_config, refuse_unsupported
 from turnwise.integrations.trl.sources import EnvSource, Stream, make_source
 from turnwise.integrations.trl.store import RunStore

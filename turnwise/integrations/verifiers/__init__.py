@@ -1,5 +1,5 @@
 """Environments of verifiers behind turnwise's protocol: those of 0.3.1 and before, and the tasksets
-of 0.4."""
+of 0.4. The core never imports it."""
 
 from importlib import import_module
 from typing import Any

@@ -1,4 +1,4 @@
-"""What verifiers calls an environment, old and new, and the source that it is to a trainer."""
+"""Recognises environments of verifiers, old and new, and makes them a source for a trainer."""
 
 from collections.abc import Callable, Sequence
 from importlib.metadata import version

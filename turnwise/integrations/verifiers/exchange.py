@@ -1,8 +1,8 @@
 """A conversation that verifiers drives, as questions and answers, so that AgentProxy can play it.
 
-verifiers asks a client for every reply. Here the client asks an `Exchange`, which hands the
-question to whoever steps the environment, and the answer back: no model server is needed, and the
-tokens are turnwise's own.
+verifiers asks a client for every reply. Here the client asks an `Exchange`, which passes
+the question to the rollout and the answer back: no model server is needed, and the tokens are
+turnwise's own.
 """
 
 import asyncio
@@ -46,7 +46,7 @@ def text_only(content: Any, *, where: str) -> str:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Question:
-    """What a conversation asks the model: everything said so far, and the tools on offer."""
+    """A request to the model: the messages so far, and the available tools."""
 
     messages: list[dict[str, Json]]
     tools: list[dict[str, Json]]
@@ -109,7 +109,7 @@ class Exchange:
 
     @property
     def result(self) -> Any:
-        """What the coroutine returned; raises what it raised."""
+        """The result of the coroutine; raises its exception."""
         assert self._task is not None
         return self._task.result()
 
@@ -146,7 +146,7 @@ class Exchange:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Outcome:
-    """What a conversation came to."""
+    """The result of a conversation."""
 
     reward: float | None
     parts: Mapping[str, float]
@@ -283,8 +283,8 @@ class ExchangeTurns:
 def added(
     asked: Question, reply: Message, messages: Sequence[Mapping[str, Json]]
 ) -> tuple[Message, ...] | None:
-    """What the environment said after the reply; None where `messages` do not begin with what was
-    asked and the reply to it, or the environment spoke as the assistant."""
+    """The environment's messages after the reply; None where `messages` do not begin with the
+    request and its reply, or the environment spoke as the assistant."""
     known = len(asked.messages)
     if len(messages) <= known or list(messages[:known]) != asked.messages:
         return None
@@ -295,6 +295,6 @@ def added(
 
 
 def _last_words(messages: Sequence[Message]) -> tuple[Message, ...]:
-    """What was said after the last message of the assistant."""
+    """The messages after the last one of the assistant."""
     start = max((i for i, m in enumerate(messages, 1) if m.role == "assistant"), default=0)
     return tuple(messages[start:])

@@ -30,7 +30,7 @@ SHELL_CHARS = 16_000
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Tools:
-    """What the model may call in one segment of a conversation."""
+    """The tools of one segment of a conversation."""
 
     schemas: list[dict[str, Json]]
     run: Mapping[str, Callable[[str], Awaitable[str]]]
@@ -119,7 +119,7 @@ class ChatHarness(vf.Harness[Any]):
     async def _answer(
         self, call: Mapping[str, Any], tools: _Tools, http: httpx.AsyncClient, gate: str | None
     ) -> dict[str, Json]:
-        """What a tool says to a call, or what a hook of the task says in its place."""
+        """The result of a tool call, or that of the task's hook in its place."""
         name, arguments = call["function"]["name"], call["function"]["arguments"]
         answer = {"role": "tool", "tool_call_id": call["id"], "name": name}
         if gate is not None:

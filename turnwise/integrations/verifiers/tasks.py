@@ -244,7 +244,7 @@ class TaskPlayer:
         own._episode_agents = episode_agents
 
     def close(self) -> None:
-        """Stops the servers. The next episode starts them anew."""
+        """Stops the servers. The next episode starts them again."""
         atexit.unregister(self.close)
         keeper, self._keeper, self._opened = self._keeper, None, None
         if keeper is not None and self._closing is not None:
@@ -257,7 +257,7 @@ async def _end(keeper: "asyncio.Task[None]", closing: asyncio.Event) -> None:
 
 
 def episode_outcome(episode: Any, minted: Sequence[Any]) -> Outcome:
-    """What the rollouts of a package's Env came to: the mean reward of its trained agents. Each
+    """The outcome of the rollouts of a package's Env: the mean reward of its trained agents. Each
     agent's own reward stands in `info`, where there are several.
 
     Args:

@@ -1,7 +1,7 @@
 """turnwise on verl: our environments, rollout and credit inside verl's trainer, workers, engines
 and checkpoints.
 
-verl, Ray and torch are imported lazily.
+verl, Ray and torch are imported lazily. The core never imports this package.
 """
 
 from importlib import import_module

@@ -25,7 +25,7 @@ LONGEST_LINE = 64 * 2**20
 MOST_SKIPPED = 20
 _BLOCK = 2**16
 _WITNESS = 64
-"""Bytes before the place that was read up to: where they changed, the file was written anew."""
+"""Bytes before the last read position: if they changed, the file was rewritten."""
 
 
 @dataclass(slots=True)
@@ -66,8 +66,8 @@ class Tail:
 class Follower:
     """Reads a run into a view, again and again.
 
-    What cannot be read is skipped, and the view says so: somebody may look at a run that was torn
-    by a full disk, or edited.
+    Unreadable lines are skipped, and the view says so: the files may be torn by a full disk, or
+    edited.
     """
 
     reader: RunReader

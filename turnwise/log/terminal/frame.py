@@ -13,8 +13,6 @@ from turnwise.log.terminal.text import fit, one_line, wrapped
 from turnwise.log.terminal.view import RunView
 from turnwise.log.words import duration
 
-SMALLEST = (60, 20)
-"""Width and height below which lines are left out."""
 SHOWN = ("success", "reward")
 CURVE_STYLES = {"success": "bright_cyan", "reward": "bright_magenta"}
 STATE_STYLES = {
@@ -217,7 +215,7 @@ def _time(view: RunView, width: int, glyphs: Glyphs) -> list[Text]:
 
 
 def _episode(scene: Scene | None, width: int, height: int, glyphs: Glyphs) -> list[Text]:
-    """What the model read on the left, what it said on the right."""
+    """Two columns: the messages to the model, and its replies."""
     if scene is None or height < 3:
         return []
     over = scene.turn > scene.turns

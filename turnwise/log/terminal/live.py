@@ -73,8 +73,8 @@ class Dashboard:
 class LiveScreen:
     """Draws a dashboard from a thread until it is stopped.
 
-    What is printed meanwhile is shown in the dashboard, and printed again when the screen closes.
-    Whoever changes the view holds `lock`.
+    Output printed meanwhile is shown in the dashboard, and printed again when the screen closes.
+    Code that changes the view holds `lock`.
     """
 
     def __init__(self, dashboard: Dashboard, file: IO[str]) -> None:

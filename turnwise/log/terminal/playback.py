@@ -144,7 +144,7 @@ class Playback:
 
 
 def _newest(messages: tuple[Message, ...]) -> tuple[Message, ...]:
-    """What a turn begins with: the last message that is no instruction."""
+    """The message that a turn answers: the last that is no instruction."""
     others = [message for message in messages if message.role != "system"]
     return tuple(others[-1:] or messages[-1:])
 

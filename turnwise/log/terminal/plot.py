@@ -23,7 +23,7 @@ COLOURS = {"random": "red", "blind": "yellow", "expert": "green"}
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Plot:
-    """What one plot shows."""
+    """The content of one plot."""
 
     points: Points
     """(step, value), by step."""

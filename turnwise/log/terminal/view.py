@@ -1,4 +1,4 @@
-"""What is known of a run, from its events or from its directory: the dashboard draws it."""
+"""The state of a run, from its events or its directory, for the dashboard."""
 
 import math
 from collections import deque
@@ -46,7 +46,7 @@ class RunView:
     said: deque[str] = field(default_factory=lambda: deque[str](maxlen=50))
     """Lines that the run printed, the newest last."""
     skipped: list[str] = field(default_factory=list[str])
-    """What could not be read."""
+    """Reasons why data could not be read."""
     steps: int | None = None
     """Steps of the whole run. None: as the config says."""
     revision: int = 0
@@ -118,7 +118,7 @@ class RunView:
         return each * max(self.total - self.done, 0) if each else None
 
     def findings(self) -> list[Diagnosis]:
-        """What the doctor says, without the run's own notices unless they are problems."""
+        """The doctor's diagnoses, without the run's own notices unless they are problems."""
         kinds = {str(event["kind"]) for event in self.events}
         running = self.state == "running"
         return [

@@ -1,5 +1,5 @@
-"""Plays games to check them: whether walkthroughs reach their goal, and whether two engines agree
-to the byte."""
+"""Plays games to check them: whether walkthroughs reach their goal; transcripts to compare engines
+by."""
 
 import hashlib
 import json
@@ -161,28 +161,3 @@ def digest(played: Iterable[Played]) -> str:
     for command, frame in played:
         state.update(json.dumps([command, frame.text, frame.commands, frame.won]).encode() + b"\n")
     return state.hexdigest()[:32]
-
-
-def first_difference(game: Game, *, seed: str, steps: int) -> tuple[str | None, int]:
-    """(what the two engines first disagree on, or None; the commands compared) over the walkthrough
-    and a random walk.
-
-    Texts, commands, whether the game is won and the state's name are compared after every command.
-    """
-    plain, original = make_engine(game, engine="plain"), make_engine(game, engine="textworld")
-    compared = 0
-    try:
-        for ours, theirs in (
-            (follow(plain, game.walkthrough), follow(original, game.walkthrough)),
-            (wander(plain, seed=seed, steps=steps), wander(original, seed=seed, steps=steps)),
-        ):
-            for (command, left), (_, right) in zip(ours, theirs, strict=True):
-                compared += bool(command)
-                if left != right or plain.state_key() != original.state_key():
-                    return (
-                        f"{game.id}, after {command!r}: plain {left!r}, textworld {right!r}",
-                        compared,
-                    )
-    finally:
-        original.close()
-    return None, compared

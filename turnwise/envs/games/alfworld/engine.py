@@ -22,12 +22,12 @@ STATIONS = (
     ("heat", "heatable", "microwavetype"),
     ("cool", "coolable", "fridgetype"),
 )
-"""What is done to a held object where: the verb, what the object must be, the receptacle's type."""
+"""Treatments of a held object: the verb, what the object must be, the receptacle's type."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Frame:
-    """What an engine shows after a command.
+    """The output of an engine after a command.
 
     Example:
         >>> Frame(text="Nothing happens.", commands=("look",), won=False).won
@@ -42,7 +42,7 @@ class Frame:
 
 
 class Engine(Protocol):
-    """What plays one game: the plain engine below, or the original (`textworld.py`)."""
+    """Plays one game: the plain engine below, or the original (`textworld.py`)."""
 
     def reset(self) -> Frame:
         """The opening frame."""

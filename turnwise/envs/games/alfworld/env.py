@@ -188,7 +188,7 @@ class AlfWorldEnv(BaseEnv):
         return None if self._frame is None else rng.choice(self._frame.commands)
 
     def expert_action(self) -> str | None:
-        """What a player does next who looks for things and remembers what it has seen; plain engine
+        """The next action of a player that searches and remembers what it has seen; plain engine
         only."""
         if not isinstance(self._engine, PlainEngine) or self._game is None or self._over:
             return None
@@ -200,7 +200,8 @@ class AlfWorldEnv(BaseEnv):
         )
 
     def expert_thought(self) -> str | None:
-        """What that player thinks before, in words of the episode's seed; plain engine only."""
+        """The thought of that player before its action, worded by the episode's seed; plain engine
+        only."""
         command = self.expert_action()
         if command is None or self._game is None or not isinstance(self._engine, PlainEngine):
             return None

@@ -88,7 +88,7 @@ class Game:
         """The task, always in the same words for the same game: which wording it gets is a digest
         of its id.
 
-        "human" falls back on the template where nobody described the task.
+        "human" falls back on the template where the task has no human description.
         """
         digest = int.from_bytes(hashlib.blake2b(self.id.encode(), digest_size=4).digest(), "big")
         if wording == "human" and self.human_tasks:

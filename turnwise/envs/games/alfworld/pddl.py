@@ -28,7 +28,7 @@ class Problem:
     types: Mapping[str, str]
     """Declared object -> its type."""
     init: frozenset[Fact]
-    """What is true at the start: (predicate, argument, ...)."""
+    """Facts that hold at the start: (predicate, argument, ...)."""
     goal: Expression
     """The goal as nested lists of words."""
 

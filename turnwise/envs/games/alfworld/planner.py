@@ -180,5 +180,5 @@ class Planner:
         ]
 
     def contents(self, receptacle: str) -> Sequence[str]:
-        """What lies in a receptacle, as far as the player knows."""
+        """The contents of a receptacle, as far as the player knows."""
         return self.engine.inside.get(receptacle, ())

@@ -1,5 +1,5 @@
-"""What household things are and where they may lie, and a few floor plans to play on when no others
-are given."""
+"""Types of household objects, their possible places, and a few floor plans to play on when no
+others are given."""
 
 import gzip
 import json

@@ -19,7 +19,7 @@ LOOKS = (GO, "open ", "examine ")
 
 @dataclass(slots=True)
 class Memory:
-    """What the text of an episode has told so far."""
+    """Facts from the text of the episode so far."""
 
     seen: dict[str, None] = field(default_factory=dict[str, None])
     """Receptacles whose content was shown, in the order in which it was."""

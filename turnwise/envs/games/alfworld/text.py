@@ -42,7 +42,7 @@ def things(names: Sequence[str]) -> str:
 
 
 def opening(look: str, *, task: str) -> str:
-    """What a game starts with."""
+    """The opening text of a game."""
     return f"-= Welcome to TextWorld, ALFRED! =-\n\n{look}\n\nYour task is to: {task}."
 
 
@@ -72,7 +72,7 @@ def facing(receptacles: Sequence[str], beside: Sequence[str]) -> str:
 def receptacle(
     name: str, contents: Sequence[str], *, door: Literal["open", "closed"] | None
 ) -> str:
-    """What a receptacle shows; `door` is None where it has none.
+    """The description of a receptacle; `door` is None where it has none.
 
     Example:
         >>> receptacle("drawer 1", ["pen 1"], door="open")
@@ -92,7 +92,7 @@ def vessel(name: str, contents: Sequence[str]) -> str:
 
 
 def condition(name: str, *, clean: bool, hot: bool, cool: bool, sliced: bool, lit: bool) -> str:
-    """What an object in the hand looks like.
+    """The description of an object in the hand.
 
     Example:
         >>> condition("egg 1", clean=True, hot=True, cool=False, sliced=False, lit=False)

@@ -111,7 +111,7 @@ class Level:
 
     @property
     def offsets(self) -> tuple[int, int, int, int]:
-        """What a move adds to a cell's index, in the order of DIRECTIONS."""
+        """Offset of a move in cell indices, in the order of DIRECTIONS."""
         return (-self.stride, self.stride, -1, 1)
 
     @property

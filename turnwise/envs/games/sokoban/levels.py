@@ -16,7 +16,7 @@ MAX_BYTES = 256 * 1024 * 1024
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Problem:
-    """What is wrong with one level of a file."""
+    """A problem of one level of a file."""
 
     file: str
     level: str
@@ -31,7 +31,7 @@ class Problem:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LevelReport:
-    """What a check of level files found."""
+    """The result of a check of level files."""
 
     path: str
     num_levels: int
@@ -89,7 +89,7 @@ def read_levels(path: str | Path) -> tuple[Level, ...]:
 
 
 def check_levels(path: str | Path) -> LevelReport:
-    """What is wrong with each level of a file or directory: drawing, player, boxes, walls, boxes
+    """The problems of each level of a file or directory: drawing, player, boxes, walls, boxes
     that are stuck.
 
     A box that stands where no push can bring it to a target makes a level unsolvable; that is found

@@ -21,7 +21,7 @@ MAX_RESTARTS = 6
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RoomSpec:
-    """What a room must be like.
+    """Requirements for a room.
 
     Example:
         >>> RoomSpec(width=6, height=6, num_boxes=1).search_depth

@@ -79,7 +79,7 @@ class BoardText:
         self._fixed: tuple[Level | None, str] = (None, "")
 
     def legend(self) -> str:
-        """What the signs mean, or how places are given."""
+        """The meaning of the signs, or how positions are given."""
         places = "Places are given as (row, column); row 0 is at the top, column 0 at the left."
         if self.style == "coord":
             return places

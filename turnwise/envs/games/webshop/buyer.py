@@ -45,7 +45,7 @@ def search_words(instruction: str) -> tuple[str, ...]:
 
 
 def queries(goal: Goal) -> tuple[str, ...]:
-    """What is searched for, one after the other: all words, those without the options, and the
+    """The search queries, in order: all words, those without the options, and the
     options with the first words."""
     words = search_words(goal.instruction)
     chosen = {word for option in goal.options for word in search_words(option)}

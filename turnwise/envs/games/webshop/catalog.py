@@ -1,4 +1,3 @@
-# pyright: reportUnknownVariableType=false
 """Products: what a shop sells, read from WebShop's files or written inline, and checked field by
 field."""
 
@@ -11,7 +10,7 @@ from pathlib import Path
 from typing import Any, cast
 
 NO_PRICE = 100.0
-"""What a product without a price costs, as in WebShop."""
+"""Price of a product without one, as in WebShop."""
 
 
 class ProductError(ValueError):
@@ -57,11 +56,11 @@ class Product:
     options: Mapping[str, tuple[str, ...]]
     attributes: tuple[str, ...]
     instruction: str | None
-    """What a synthetic goal for this product says, without options and price."""
+    """Text of a synthetic goal for this product, without options and price."""
     instruction_attributes: tuple[str, ...]
     human_goals: tuple[HumanGoal, ...]
     search_text: str
-    """What the search index holds."""
+    """The text for the search index."""
 
     @property
     def price_tag(self) -> str:
@@ -253,7 +252,7 @@ def _options(row: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
             str(name).lower(): tuple(_plain(value) for value in _strings(values, "options"))
             for name, values in cast(dict[Any, Any], ready).items()
         }
-    raw = row.get("customization_options") or {}
+    raw = cast(Any, row.get("customization_options") or {})
     if not isinstance(raw, dict):
         raise ProductError(f"'customization_options' maps names to values, got {raw!r:.80}")
     options: dict[str, tuple[str, ...]] = {}

@@ -129,7 +129,7 @@ class WebShopEnv(BaseEnv):
 
     @property
     def clickables(self) -> tuple[str, ...]:
-        """What can be clicked on the current page, lower case."""
+        """Clickable elements of the current page, lower case."""
         return clickables(self.page)
 
     @property
@@ -222,7 +222,7 @@ class WebShopEnv(BaseEnv):
         return f"search[{' '.join(rng.sample(words, min(3, len(words))))}]"
 
     def expert_action(self) -> str | None:
-        """What a buyer does next who knows which products fit; see `Buyer`."""
+        """The next action of a buyer that knows which products fit; see `Buyer`."""
         if self._buyer is None or self._done:
             return None
         if self._name == "search":

@@ -27,7 +27,7 @@ class Goal:
     query: str
     product_category: str
     instruction: str
-    """What the shopper is told."""
+    """The instruction to the shopper."""
     attributes: tuple[str, ...]
     options: tuple[str, ...]
     """Wanted values; which option they belong to is not asked, as in WebShop."""
@@ -42,7 +42,7 @@ class Goal:
 
 
 def draw_prices(products: Sequence[Product], rng: random.Random) -> dict[str, float]:
-    """What each product costs: its price, or one drawn from its range."""
+    """The price of each product, or one drawn from its range."""
     return {
         product.asin: product.pricing[0]
         if len(product.pricing) == 1

@@ -102,7 +102,7 @@ def done_page(score: float) -> Page:
 
 
 def clickables(page: Page) -> tuple[str, ...]:
-    """What can be clicked, lower case, each once. The search button needs words, so it is not among
+    """Clickable elements, lower case, each once. The search button needs words, so it is not among
     them."""
     names = [piece.text.lower() for piece in page if piece.kind != "text"]
     return tuple(dict.fromkeys(name for name in names if name != "search"))

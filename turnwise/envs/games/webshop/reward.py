@@ -1,4 +1,4 @@
-"""What a purchase is worth: WebShop's formula.
+"""The reward of a purchase: WebShop's formula.
 
     score = r_type * (attributes hit + options hit + [price <= limit]) / (attributes + options + 1)
 

@@ -27,7 +27,7 @@ SAMPLE = Path(__file__).with_name("sample_products.json")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Shop:
-    """What does not change while shopping."""
+    """Products, prices, goals and search index, which do not change while shopping."""
 
     products: Mapping[str, Product]
     prices: Mapping[str, float]

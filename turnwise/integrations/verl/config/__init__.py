@@ -1,1 +1,1 @@
-"""Translates our config to verl's: settings, refusals, requirements."""
+"""Translates our config to verl's: settings, refusals, requirements. Starts nothing."""

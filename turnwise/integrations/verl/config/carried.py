@@ -30,7 +30,7 @@ class CarriedEnv:
     config: EnvConfig
     name: str
     options: Mapping[str, Any] | None = None
-    """What the source is called with. None: it is an environment itself, and is copied."""
+    """Arguments of the source. None: it is an environment itself, and is copied."""
 
     def __call__(self) -> Env:
         made = copy.deepcopy(self.source) if self.options is None else self.source(**self.options)

@@ -1,5 +1,5 @@
-"""What turnwise reaches into verl and Ray for beyond their public interfaces: each name, the
-parameters that it counts on, and why. Another release may change any of them, so all are checked
+"""The private names of verl and Ray that turnwise uses: each with the parameters that it needs, and
+why. Another release may change any of them, so all are checked
 when a trainer is made."""
 
 import inspect
@@ -188,7 +188,7 @@ CONTRACT: tuple[Reach, ...] = (
     Reach(
         where="ray.actor:ActorClass._remote",
         takes=("self", "args", "kwargs"),
-        why="environment variables for workers in a Ray that was started by somebody else",
+        why="environment variables for workers in a Ray that turnwise did not start",
     ),
 )
 
@@ -210,7 +210,7 @@ def check_contract(contract: tuple[Reach, ...] = CONTRACT) -> None:
 
 
 def _wrong(reach: Reach) -> str:
-    """What is not as expected; empty: nothing."""
+    """The difference from what turnwise expects; empty: none."""
     module, _, name = reach.where.partition(":")
     try:
         found: Any = import_module(module)

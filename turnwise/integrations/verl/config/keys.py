@@ -106,7 +106,7 @@ def flat(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def owned(settings: Mapping[str, Any]) -> list[str]:
-    """What is wrong with these keys before verl is asked: another setting decides. Needs no verl.
+    """Errors for keys that another setting of turnwise decides. Needs no verl.
 
     Example:
         >>> owned({"algorithm": {"gamma": 0.9}})

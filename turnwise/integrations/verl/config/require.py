@@ -50,12 +50,10 @@ def require_verl() -> None:
 
 
 def require_engine(name: str) -> None:
-    """Returns where the rollout engine is installed; one that verl has not is left to whoever
-    registered it.
+    """Checks that the engine is installed. Engines unknown to verl are not checked.
 
     Raises:
-        VerlUnavailableError: it is missing, which would otherwise be found out in a worker, after
-            minutes.
+        VerlUnavailableError: it is missing; a worker would find out only after minutes.
 
     Example:
         >>> require_engine("hf")

@@ -1,4 +1,3 @@
-# pyright: reportUnknownArgumentType=false, reportUnknownVariableType=false
 """Config -> verl's config: one table of settings, which `turnwise train` composes and verl's own
 command takes."""
 
@@ -50,7 +49,7 @@ def engine_name(config: Config, *, device: str) -> str:
 
 
 def refusals(config: Config, *, engine: str = "hf") -> list[str]:
-    """What verl cannot honour of this config, each with its remedy. Empty: nothing.
+    """The settings that verl cannot honour, each with its remedy. Empty: none.
 
     Example:
         >>> refusals(Config())

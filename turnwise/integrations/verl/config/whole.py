@@ -1,4 +1,3 @@
-# pyright: reportUnknownArgumentType=false, reportUnknownVariableType=false
 """A whole config of verl's with the keys `agent` and `env_template` beside it, read as ours: what
 verl's keys say is translated, what they leave at verl's defaults too, and what cannot be honoured
 is refused by name."""
@@ -18,7 +17,7 @@ _PLACED = ("trainer.nnodes", "trainer.n_gpus_per_node", "trainer.device")
 _ONLY_IF_CHANGED = frozenset(
     f"trainer.{key}" for key in ("logger", "project_name", "experiment_name", "default_local_dir")
 )
-"""Keys that we know too, but whose defaults in verl nobody asked for."""
+"""Shared keys; verl's default values for them are ignored."""
 
 
 def read_whole(config: Any) -> tuple[Config, Placement]:
@@ -26,7 +25,7 @@ def read_whole(config: Any) -> tuple[Config, Placement]:
 
     Raises:
         ValueError: mini-batches that are no whole share of a step.
-        ConfigError: keys that contradict each other, or that nobody knows.
+        ConfigError: keys that contradict each other, or that neither project knows.
     """
     from omegaconf import OmegaConf
 

@@ -27,7 +27,7 @@ _OURS = "turnwise.integrations.verl.trainer.agent_trainer"
 
 
 class _AfterImport(MetaPathFinder):
-    """Calls a function right after a module is imported, whoever imports it."""
+    """Calls a function right after a module is first imported."""
 
     def __init__(self, name: str, then: Callable[[ModuleType], object]) -> None:
         self._name = name
@@ -52,8 +52,8 @@ class _AfterImport(MetaPathFinder):
 
 
 def after_import(name: str, then: Callable[[ModuleType], object]) -> None:
-    """Calls `then` with the module: now where it is imported already, else as soon as somebody
-    imports it."""
+    """Calls `then` with the module: now where it is imported already, else as soon as it is
+    imported."""
     if name in sys.modules:
         then(sys.modules[name])
     else:

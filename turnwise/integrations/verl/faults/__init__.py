@@ -1,1 +1,2 @@
-"""Cluster faults: missing devices and dead workers raise errors instead of hanging."""
+"""Cluster faults: missing devices and dead workers raise errors instead of hanging. No
+training logic."""

@@ -98,7 +98,7 @@ def _joined_nodes() -> list[dict[str, float]]:
 def _in_cluster(
     alive: Sequence[Mapping[str, float]], *, device: str, nodes: int, gpus: int | None
 ) -> Placement:
-    """The placement in a cluster that somebody joined before: its nodes say what they have."""
+    """The placement in a cluster that this process has joined already, from its nodes."""
     if device == "auto":
         real = any(name.startswith("accelerator_type:") for node in alive for name in node)
         device = "cuda" if real else "cpu"
@@ -131,7 +131,7 @@ def worker_environment(*, device: str) -> dict[str, str]:
 
 
 def use_device(device: str) -> dict[str, str]:
-    """What every process of the run needs in its environment; this one gets it too."""
+    """Environment variables of every process of the run; sets them in this one too."""
     environment = worker_environment(device=device)
     if device != "cpu" and os.environ.get(PLATFORM) == "cpu":
         del os.environ[PLATFORM]  # an earlier run of this process was on the CPU

@@ -16,7 +16,7 @@ from turnwise.rollout.agents import agent_class, find_shaper
 from turnwise.rollout.plan import env_configs
 
 START_SECONDS = 300.0
-"""What a node gets to start a process and import turnwise, beside `rollout.reset_timeout`."""
+"""Time for a node to start a process and import turnwise, besides `rollout.reset_timeout`."""
 
 
 def settle_payload(
@@ -66,7 +66,7 @@ _PROCESS = (
 
 
 def look(config_json: str, payload: str, paths: Sequence[str]) -> list[str]:
-    """What is wrong here. Runs on a node."""
+    """The problems of this node. Runs on the node."""
     config = Config.model_validate_json(config_json)
     errors = [f"{path} is not there" for path in paths if not Path(path).exists()]
     try:
@@ -87,7 +87,7 @@ def look(config_json: str, payload: str, paths: Sequence[str]) -> list[str]:
 def _look_everywhere(
     config: Config, payload: Payload, *, environment: Mapping[str, str], paths: Sequence[str]
 ) -> dict[str, list[str]]:
-    """What is wrong on each node, by its address."""
+    """The problems of each node, by its address."""
     import ray
     from ray.exceptions import GetTimeoutError, RayError
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy

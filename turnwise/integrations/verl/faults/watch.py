@@ -21,7 +21,7 @@ class WorkerDiedError(RuntimeError):
 
 
 def reason_of(error: BaseException) -> str:
-    """What an error of Ray's says in one line: its first, and after a traceback its last too.
+    """An error of Ray in one line: its first line, and after a traceback its last too.
 
     Example:
         >>> reason_of(RuntimeError("The actor died.\\nTraceback\\n  x\\nValueError: no map"))

@@ -144,8 +144,8 @@ def episode_outputs(episode: Episode, *, validate: bool, store: bool) -> list[Tu
     ]
 
 
-class EpisodePlayer(AgentProxy):
-    """An AgentProxy that is asked for one episode at a time, by whoever schedules them."""
+class SingleEpisodeProxy(AgentProxy):
+    """An AgentProxy that plays one episode per call; verl schedules the calls."""
 
     def __init__(
         self,
@@ -208,13 +208,13 @@ class EpisodePlayer(AgentProxy):
             del self.env_state.agents[plan.env_id]
 
 
-_players: dict[str, EpisodePlayer] = {}  # by split: a worker process belongs to one run
+_players: dict[str, SingleEpisodeProxy] = {}  # by split: a worker process belongs to one run
 
 
 @register(LOOP)
 class TurnwiseAgentLoop(AgentLoopBase):
     """verl makes one of these per episode; environments, contexts and sessions live in the
-    process's EpisodePlayer."""
+    process's SingleEpisodeProxy."""
 
     async def run(self, sampling_params: dict[str, Any], **row: Any) -> Any:
         split, member = row["split"], int(row.get("session_id", 0))
@@ -240,7 +240,7 @@ class TurnwiseAgentLoop(AgentLoopBase):
         store = split == "train" and every > 0 and step % every == 0
         return episode_outputs(episode, validate=split != "train", store=store)
 
-    def _player(self, split: str) -> EpisodePlayer:
+    def _player(self, split: str) -> SingleEpisodeProxy:
         if split not in _players:
             if not self.config[SECTION].get("json"):
                 raise ValueError(
@@ -256,7 +256,7 @@ class TurnwiseAgentLoop(AgentLoopBase):
                 stop_ids=end_ids(self.tokenizer, None),
                 tokenizer=self.tokenizer,
             )
-            _players[split] = EpisodePlayer(
+            _players[split] = SingleEpisodeProxy(
                 config, generator, self.tokenizer, split=split, section=self.config[SECTION]
             )
         return _players[split]

@@ -119,7 +119,7 @@ class ServerGenerator:
                 "logprobs": True,
                 "stop_token_ids": sorted(self._stop_ids),
             }
-        # It cuts the text, which nobody reads, never the ids.
+        # Stop strings cut the text, which is not used, never the ids.
         if self._engine == "vllm" and sampling.stop:
             params |= {"stop": list(sampling.stop), "skip_special_tokens": False}
         if self._engine == "sglang" and sampling.stop:

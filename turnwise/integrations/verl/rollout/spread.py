@@ -1,5 +1,5 @@
 # pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false
-# pyright: reportUnknownVariableType=false, reportUntypedBaseClass=false
+# pyright: reportUnknownVariableType=false
 """Spreads a step's episodes over all agent loop workers.
 
 verl gives whole groups to its workers, in equal runs: 8 groups on 32 workers keep 8 of them busy,

@@ -92,7 +92,7 @@ PATIENCE = 10.0
 """Seconds in which a dead worker is looked for, before a step without episodes is the environment's
 fault."""
 MAX_REFILLS = 3
-"""A step plays at most so many times its groups anew, before a failing environment is taken to be
+"""A step replays its groups at most so many times before a failing environment is taken to be
 broken."""
 RewardFn = Callable[[DataProto], torch.Tensor]
 

@@ -103,7 +103,7 @@ class CustomEnvironmentDataset(Dataset[dict[str, Any]]):
         )
 
     def row(self, index: int) -> dict[str, Any]:
-        """What verl's V1 trainer needs of a row; its agents tokenise on their own."""
+        """The fields of a row that verl's V1 trainer needs; its agents tokenise themselves."""
         opening = self._env.reset(self.task(index), 0)
         return {
             "raw_prompt": [message.to_json() for message in opening.messages],

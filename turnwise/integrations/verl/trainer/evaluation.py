@@ -28,8 +28,8 @@ async def note_outcome(episode: Episode, *, key: str) -> None:
 
 
 def take_result(*, failures: int) -> EvalResult | None:
-    """What was noted since the last call, with intervals; None where nothing was. Failed episodes
-    are in no mean."""
+    """The results noted since the last call, with intervals; None where there are none. Failed
+    episodes are in no mean."""
     import transfer_queue as tq
 
     noted = (tq.kv_list(OUTCOMES) or {}).get(OUTCOMES, {})

@@ -7,6 +7,7 @@ from typing import Any
 from turnwise.data.batch import Batch
 from turnwise.data.samples import episode_to_samples
 from turnwise.log.events import Evaluated
+from turnwise.log.outcome import summary_json
 from turnwise.log.store import RunDirectory
 from turnwise.train.step import check_ledger, credit_rows
 
@@ -67,7 +68,7 @@ class Recorder:
             self.run.write_credit(step, credit_rows(batch, samples))
 
     def note(self, kind: str, message: str, *, step: int) -> None:
-        """Records what somebody should know."""
+        """Records an event of the run."""
         if self.run is not None:
             self.run.write_event(kind, message, step=step)
 
@@ -82,18 +83,18 @@ class Recorder:
         """Writes the result of the run, and the texts of the tokens that a report shows."""
         if self.run is None:
             return
-        labelled = {event.label: event.to_json() for event in evaluations}
+        labelled = {event.label: event for event in evaluations}
         latest = self.run.checkpoints / "latest_checkpointed_iteration.txt"
         self.run.write_summary(
-            {
-                "steps": steps,
-                "before": labelled.get("before"),
-                "after": labelled.get("after"),
-                "seconds": round(seconds, 3),
-                "checkpoint": f"checkpoints/global_step_{latest.read_text().strip()}"
+            summary_json(
+                labelled.get("before"),
+                labelled.get("after"),
+                steps=steps,
+                seconds=round(seconds, 3),
+                checkpoint=f"checkpoints/global_step_{latest.read_text().strip()}"
                 if latest.is_file()
                 else None,
-            }
+            )
         )
         self.run.write_pieces(piece)
 

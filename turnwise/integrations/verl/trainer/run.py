@@ -81,6 +81,6 @@ def _recorder(config: Config, resume: Path | None) -> Recorder | None:
     if not latest.is_file():
         raise ValueError(
             f"{resume} holds no checkpoint of the verl backend: {latest.name} is missing; start "
-            "anew"
+            "a new run"
         )
     return Recorder(RunDirectory.open(resume), credit=config.log.credit)

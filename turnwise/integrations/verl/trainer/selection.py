@@ -13,7 +13,7 @@ from turnwise.data.batch import Batch
 from turnwise.log.metrics import judged
 
 Info = Mapping[str, Any]
-"""What the agent loop says of a row: episode, group, member, row, status, turns, reward, success,
+"""The agent loop's record of a row: episode, group, member, row, status, turns, reward, success,
 attempts."""
 
 
@@ -50,12 +50,12 @@ def groups_per_mini_batch(rows: int, *, group_size: int, mini_batches: int, rank
 def step_metrics(
     infos: Sequence[Info], failures: Sequence[Info], *, refilled: int
 ) -> dict[str, float]:
-    """What a step's episodes came to, under the names of a native run.
+    """Metrics of a step's episodes, under the names of a native run.
 
     Args:
         infos: one per row; rows 0 stand for their episodes.
         failures: the episodes that failed for good, each with its status.
-        refilled: groups that were played anew because no member was left.
+        refilled: groups that were played again because no member was left.
     """
     members = [info for info in infos if info["row"] == 0]
     statuses = Counter(failure["status"] for failure in failures)

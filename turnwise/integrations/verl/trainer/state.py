@@ -64,7 +64,7 @@ class RunState:
         path = folder / FILE
         if not path.is_file():
             raise ValueError(
-                f"{folder} is no checkpoint of the verl backend: {FILE} is missing; start anew"
+                f"{folder} is no checkpoint of the verl backend: {FILE} is missing; start a new run"
             )
         state = json.loads(path.read_text(encoding="utf-8"))
         # A fixed coefficient is the config's, which a resumed run may have changed.
@@ -72,6 +72,6 @@ class RunState:
         self.kl = KLState(coef=coef, target=self.kl.target)
         self.idle_steps = state["idle_steps"]
         self.normalizer.load_state_dict(state["reward_statistics"])
-        # A run that was over and goes on is evaluated anew at its new end.
+        # A finished run that is extended is evaluated again at its new end.
         found = [Evaluated.from_json(event) for event in state["evaluations"]]
         self.evaluations = [event for event in found if event.label != "after"]

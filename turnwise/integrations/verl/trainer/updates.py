@@ -145,5 +145,5 @@ class PacedTrainer(PPOTrainerSync):
         self.state.load(
             Path(named or f"{trainer.default_local_dir}/global_step_{self.global_steps}")
         )
-        if self.recorder.run is not None:  # what was written after the checkpoint is written anew
+        if self.recorder.run is not None:  # rows after the checkpoint are written again
             self.recorder.run.truncate_to(self.global_steps - 1)

@@ -1,5 +1,4 @@
-"""What a list of episodes shows of each, from its stored line, without building the whole
-episode."""
+"""Rows of a list of episodes, read from the stored lines without building whole episodes."""
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -4,9 +4,7 @@ import os
 
 from turnwise.config.schema import Config
 from turnwise.evaluate.baselines import ExpertPlayer
-from turnwise.evaluate.players import ChatPlayer, Player, RandomPlayer, ScriptedPlayer
-from turnwise.generate.openai import ChatClient
-from turnwise.rollout.proxy import sampling_for
+from turnwise.evaluate.players import Player, RandomPlayer, ScriptedPlayer, chat_player
 from turnwise.rollout.speakers import PlayerError
 from turnwise.user_code import UnknownNameError, load_named
 
@@ -33,26 +31,8 @@ def load_player(spec: str, config: Config) -> Player:
                 f"{error}; a script is called with a Situation and returns text"
             ) from error
     if kind == "openai" and rest:
-        return _chat_player(rest, config)
+        return chat_player(rest, config, api_key=os.environ.get("OPENAI_API_KEY"))
     raise PlayerError(
         f"unknown player {spec!r}; players are random, expert, script:FILE.py:FUNCTION (or "
         "script:MODULE:FUNCTION) and openai:URL#MODEL, or name a run directory or a model"
     )
-
-
-def _chat_player(where: str, config: Config) -> ChatPlayer:
-    url, _, model = where.partition("#")
-    if not model:
-        raise PlayerError(
-            f"openai:{where} names no model; write openai:URL#MODEL, as in openai:{url}#qwen3"
-        )
-    try:
-        client = ChatClient(
-            url,
-            model=model,
-            api_key=os.environ.get("OPENAI_API_KEY"),
-            timeout=config.rollout.generate_timeout,
-        )
-    except ValueError as error:
-        raise PlayerError(str(error)) from error
-    return ChatPlayer(model, client, sampling_for(config.rollout, "val"))

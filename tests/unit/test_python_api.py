@@ -1,5 +1,5 @@
-"""Python's door: train and evaluate with objects, episodes as a table, parts by name, a running
-event loop."""
+"""The Python interface: train and evaluate with objects, episodes as a table, parts by name, a
+running event loop."""
 
 import asyncio
 import subprocess
@@ -355,9 +355,9 @@ def test_a_strangers_parts_are_named_and_not_loaded(tmp_path: Path) -> None:
     }
     text = turnwise.show_config(turnwise.load_config(tree))
     (run / "config.yaml").write_text(text)
-    for door in (turnwise.evaluate, lambda path: turnwise.train(resume=path)):
+    for call in (turnwise.evaluate, lambda path: turnwise.train(resume=path)):
         with pytest.raises(ValueError, match="names code that would be loaded") as refused:
-            door(run)
+            call(run)
         for name in "abcDeF":
             assert f"evil.py:{name}" in str(refused.value)
 

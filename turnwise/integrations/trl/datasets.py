@@ -38,8 +38,7 @@ def dataset(source: EnvSource, split: str, several: bool) -> Any:
 
 
 def eval_datasets(source: EnvSource, given: Any, several: bool) -> Any:
-    """What TRL takes for the data set, or the data sets by name, that the user gave for
-    evaluation."""
+    """The user's data set for evaluation, or data sets by name, in the form that TRL takes."""
     if isinstance(given, Mapping):
         return {name: _eval_dataset(source, given[name], str(name), several) for name in given}
     return _eval_dataset(source, given, "", several)

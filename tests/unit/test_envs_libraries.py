@@ -1,5 +1,5 @@
-"""Doors to other people's environments. Gymnasium is always there; the others are tested where they
-are installed."""
+"""Environments of other libraries. Gymnasium is always there; the others are tested where they are
+installed."""
 
 import importlib.util
 import random
@@ -30,7 +30,7 @@ from turnwise.integrations.envs.reasoning_gym import ReasoningGymEnv
 from turnwise.integrations.envs.textarena import TextArenaEnv
 from turnwise.types import Episode, Message, StepResult
 
-DOORS = {
+LIBRARIES = {
     "textarena": "textarena",
     "reasoning_gym": "reasoning-gym",
     "gem": "gem",
@@ -42,7 +42,7 @@ def installed(module: str) -> bool:
     return importlib.util.find_spec(module) is not None
 
 
-@pytest.mark.parametrize(("name", "extra"), DOORS.items())
+@pytest.mark.parametrize(("name", "extra"), LIBRARIES.items())
 def test_a_missing_package_is_named_with_its_extra(name: str, extra: str) -> None:
     if installed(name):
         pytest.skip(f"{name} is installed")
@@ -53,7 +53,7 @@ def test_a_missing_package_is_named_with_its_extra(name: str, extra: str) -> Non
     assert not find_env(name).available
 
 
-def test_missing_packages_are_named_by_the_doors_themselves() -> None:
+def test_missing_packages_are_named_by_the_adapters_themselves() -> None:
     if installed("openenv"):
         pytest.skip("openenv is installed")
     with pytest.raises(
@@ -95,11 +95,11 @@ def test_actions_have_names_and_reach_gymnasium() -> None:
         "CliffWalking-v1" if "CliffWalking-v1" in gymnasium.registry else "CliffWalking-v0"
     )
     plain.reset(seed=0)
-    door = GymnasiumEnv("CliffWalking")
-    door.reset(seed=0)
+    env = GymnasiumEnv("CliffWalking")
+    env.reset(seed=0)
     for number, name in ((0, "up"), (1, "right"), (3, "left"), (2, "down"), (1, "right")):
         state, reward, *_ = plain.step(number)
-        text, found, *_ = door.step(name)
+        text, found, *_ = env.step(name)
         row, column = divmod(int(state), 12)
         assert (found, text.startswith(f"You stand at row {row}, column {column} ")) == (
             float(reward),
@@ -142,7 +142,7 @@ def test_observations_and_actions_can_be_the_users() -> None:
     ("name", "options", "message"),
     [
         ("gymnasium:Taxy", {}, r"has no 'Taxy'; did you mean Taxi"),
-        ("gymnasium:Pendulum-v1", {}, "this door takes discrete ones"),
+        ("gymnasium:Pendulum-v1", {}, "turnwise takes discrete ones"),
         ("gymnasium:CartPole-v1", {"actions": ["one"]}, "has 2 actions, and names must be as many"),
         ("gymnasium:CartPole-v1", {"observe": "nothing"}, "module:function"),
         ("gymnasium:CartPole-v1", {"obsreve": "x"}, "did you mean 'observe'"),
@@ -176,9 +176,9 @@ def openings(rule: str, split: str, *, num: int = 30) -> tuple[set[str], int]:
     """(openings of so many tasks of the split, resets of Gymnasium's that they took)."""
     if "Counted-v0" not in gymnasium.registry:
         gymnasium.register("Counted-v0", entry_point=Counted)
-    door = GymnasiumEnv("Counted-v0", split_by=rule)
+    env = GymnasiumEnv("Counted-v0", split_by=rule)
     before = Counted.resets
-    found = {door.reset(seed=seed, split=split)[0] for seed in range(num)}
+    found = {env.reset(seed=seed, split=split)[0] for seed in range(num)}
     return found, Counted.resets - before
 
 

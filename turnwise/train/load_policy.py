@@ -1,5 +1,4 @@
-"""Loads a player by name: random, scripted, behind an endpoint, or a policy from a run, a
-checkpoint or a model."""
+"""Loads a policy from a run, a checkpoint or a model, to play or to serve it."""
 
 import sys
 from pathlib import Path
@@ -7,10 +6,7 @@ from typing import Any
 
 from turnwise.config.schema import Config
 from turnwise.evaluate.evaluation import PolicyPlayer
-from turnwise.evaluate.named import load_player
 from turnwise.rollout.speakers import PlayerError
-
-__all__ = ["load_player", "load_policy"]
 
 
 def load_policy(

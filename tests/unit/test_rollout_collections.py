@@ -7,7 +7,7 @@ import weakref
 import pytest
 
 from turnwise.procs import garbage as collector
-from turnwise.procs.garbage import calm_collector
+from turnwise.procs.garbage import fewer_collections
 
 
 class Node:
@@ -20,27 +20,27 @@ def test_what_a_rollout_leaves_behind_is_collected_once_enough_came_together(
 ) -> None:
     monkeypatch.setattr(collector, "KEPT_OBJECTS", 20_000)
     monkeypatch.setattr(collector._Held, "kept", 0)
-    with calm_collector():
+    with fewer_collections():
         node = Node()
         found = weakref.ref(node)
         del node
     assert found() is not None  # a cycle, which nobody has looked for
     kept: list[list[list[int]]] = []
     while found() is not None and len(kept) < 10:
-        with calm_collector():
+        with fewer_collections():
             kept.append([[] for _ in range(9_000)])
     assert found() is None
     assert 2 <= len(kept) <= 4
 
 
 def test_it_is_collected_too_where_every_rollout_frees_what_the_one_before_left() -> None:
-    with calm_collector():
+    with fewer_collections():
         node = Node()
         found = weakref.ref(node)
         del node
     rounds = 0
     while found() is not None and rounds < 100:
-        with calm_collector():
+        with fewer_collections():
             pass
         rounds += 1
     assert found() is None
@@ -56,7 +56,7 @@ def test_a_rollout_is_not_walked_through_when_it_ends() -> None:
     gc.collect()
     gc.callbacks.append(note)
     try:
-        with calm_collector():
+        with fewer_collections():
             kept = [[] for _ in range(30_000)]
         made = [[] for _ in range(100)]
     finally:
@@ -75,7 +75,7 @@ def test_a_program_that_froze_its_heap_keeps_it_and_is_left_alone_too() -> None:
     frozen, threshold = gc.get_freeze_count(), gc.get_threshold()
     gc.callbacks.append(note)
     try:
-        with calm_collector():
+        with fewer_collections():
             kept = [[] for _ in range(30_000)]
             assert len(kept) == 30_000
             assert times == []
