@@ -194,6 +194,22 @@ def test_turns_on_the_time_line_and_the_board(server: InspectServer, open_tab: O
     says(tab.page.locator(".side h3").first, f"Turn {count - 1}")
 
 
+def test_boards_of_numbers_are_drawn_whole(server: InspectServer, open_tab: Open) -> None:
+    tab = open_tab(f"{server.url}/#/run/games/step/1/0")
+    boards = tab.page.locator(".conversation .board")
+    boards.first.wait_for()
+    turns = tab.page.locator("section.turn").count()
+    has(boards, turns + 1)
+    cells = boards.evaluate_all("all => all.map(one => one.querySelectorAll('.cell').length)")
+    assert set(cells) == {16}
+    shown = [int(text) for text in boards.last.locator(".cell").all_text_contents() if text]
+    assert max(shown) >= 16
+    for _ in range(turns - 1):
+        tab.page.keyboard.press("n")
+    says(tab.page.locator(".side h3").first, f"Turn {turns}")
+    assert tab.page.locator(".side .cell").count() == 32  # before and after
+
+
 def test_two_episodes_of_a_group_side_by_side(server: InspectServer, open_tab: Open) -> None:
     tab = open_tab(f"{server.url}/#/run/lake-bi-level/episodes?split=step&step=2&view=groups")
     group = tab.page.locator(".groups li").nth(1)
@@ -403,6 +419,7 @@ def test_what_the_modules_compute(server: InspectServer, open_tab: Open) -> None
       return {
         lake: board.parseBoard('P _ O\\n_ _ G'),
         rooms: board.parseBoard('####\\n#PX#\\n####'),
+        tiles: board.parseBoard('  .   2   4\\n 16 128   .'),
         words: board.parseBoard('two words\\nand more'),
         parts: board.splitBoards('Here:\\nP _\\n_ G\\nYour move?').map(part => part.board),
         smooth: chart.smooth([1, null, 3], 0.5),
@@ -415,6 +432,7 @@ def test_what_the_modules_compute(server: InspectServer, open_tab: Open) -> None
     assert tab.page.evaluate(compute) == {
         "lake": [["P", "_", "O"], ["_", "_", "G"]],
         "rooms": [["#", "#", "#", "#"], ["#", "P", "X", "#"], ["#", "#", "#", "#"]],
+        "tiles": [[".", "2", "4"], ["16", "128", "."]],
         "words": None,
         "parts": [False, True, False],
         "smooth": [1, None, pytest.approx(7 / 3)],

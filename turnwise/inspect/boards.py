@@ -4,13 +4,15 @@ from collections.abc import Sequence
 
 MIN_LINES, MIN_CELLS = 2, 2
 MAX_SIDE = 64
+MAX_DIGITS = 6
 
 
 def find_board(text: str) -> str | None:
     """The largest block of lines in a text that all have the same number of cells; None where the
     text draws nothing.
 
-    Cells are words of one or two characters, or single characters in lines without spaces.
+    Cells are words of one or two characters, numbers, or single characters in lines without
+    spaces.
 
     Example:
         >>> print(find_board("You are P.\\nP _ O\\n_ _ G\\nYour move?"))
@@ -20,6 +22,9 @@ def find_board(text: str) -> str | None:
         ###
         #P#
         ###
+        >>> print(find_board("Score: 132\\n. 2 4\\n16 128 ."))
+        . 2 4
+        16 128 .
         >>> find_board("Choose an arm.\\nWhich one?") is None
         True
     """
@@ -47,7 +52,9 @@ def _cells(line: str) -> int:
     """How many cells the line has, 0 if it is no line of a grid."""
     line = line.strip()
     words = line.split()
-    if len(words) >= MIN_CELLS and all(len(word) <= 2 for word in words):
+    if len(words) >= MIN_CELLS and all(
+        len(word) <= 2 or (len(word) <= MAX_DIGITS and word.isdecimal()) for word in words
+    ):
         count = len(words)
     elif len(words) == 1 and len(line) > MIN_CELLS and not line.isalnum():
         count = len(line)

@@ -1,4 +1,4 @@
-// Messages, and boards as an environment draws them: a grid of signs, one cell each.
+// Messages, and boards as an environment draws them: a grid of signs or numbers, one cell each.
 import { html, asText, LongText } from "./base.js";
 
 const SIGNS = {
@@ -11,12 +11,15 @@ const SIGNS = {
 const WITH_WALLS = { O: ["target", "target"], X: ["box", "box"], "√": ["done", "box on a target"], S: ["player", "player on a target"] };
 const WITHOUT_WALLS = { O: ["hole", "hole"], X: ["lost", "player in a hole"] };
 
-/** Rows of cells, or null if the text is no grid of single signs. */
+// A cell is one sign, or a number (2048).
+const isCell = (cell) => [...cell].length === 1 || /^\d{1,6}$/.test(cell);
+
+/** Rows of cells, or null if the text is no grid. */
 export function parseBoard(text) {
   const lines = asText(text).replace(/\n+$/, "").split("\n");
   if (lines.length < 2 || lines.length > 40) return null;
   const spaced = lines.map((line) => line.trim().split(/\s+/));
-  if (spaced[0].length >= 2 && spaced.every((row) => row.length === spaced[0].length && row.every((cell) => [...cell].length === 1))) return spaced;
+  if (spaced[0].length >= 2 && spaced.every((row) => row.length === spaced[0].length && row.every(isCell))) return spaced;
   const packed = lines.map((line) => [...line]);
   const known = (cell) => Object.hasOwn(SIGNS, cell) || Object.hasOwn(WITH_WALLS, cell);
   if (packed[0].length >= 3 && packed.every((row) => row.length === packed[0].length && row.every(known))) return packed;
@@ -29,8 +32,9 @@ export function Board({ text, label = "board", small = false }) {
   const walls = rows.some((row) => row.includes("#"));
   const meaning = { ...SIGNS, ...(walls ? WITH_WALLS : WITHOUT_WALLS) };
   const of = (sign) => (Object.hasOwn(meaning, sign) ? meaning[sign] : ["other", sign]);
+  const wide = rows.some((row) => row.some((sign) => sign.length > 2));
   // To a screen reader the board is its text.
-  return html`<div class=${small ? "board small" : "board"} role="img" aria-label=${`${label}: ${rows.map((row) => row.join(" ")).join(", ")}`}>
+  return html`<div class=${`board${small ? " small" : ""}${wide ? " wide" : ""}`} role="img" aria-label=${`${label}: ${rows.map((row) => row.join(" ")).join(", ")}`}>
     ${rows.map((row, y) => html`<div class="board-row" key=${y}>
       ${row.map((sign, x) => html`<span key=${x} class=${`cell ${of(sign)[0]}`} title=${of(sign)[1]}>${of(sign)[0] === "floor" ? "" : sign}</span>`)}
     </div>`)}
@@ -71,7 +75,7 @@ export function splitBoards(text) {
   return parts;
 }
 
-const looksLikeRow = (line) => line.length <= 120 && (/^\s*\S(\s+\S)+\s*$/.test(line) || /^[#_.OXPS√@ -]{3,}$/.test(line));
+const looksLikeRow = (line) => line.length <= 120 && (/^\s*(\S|\d{1,6})(\s+(\S|\d{1,6}))+\s*$/.test(line) || /^[#_.OXPS√@ -]{3,}$/.test(line));
 
 export function MessageView({ message }) {
   const role = asText(message.role) || "message";
