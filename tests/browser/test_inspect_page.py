@@ -146,6 +146,10 @@ def test_tokens_are_coloured_and_show_their_numbers(
         tab.page.get_by_label("Colour tokens by").select_option(name)
         tints[name] = token.evaluate("one => getComputedStyle(one).backgroundColor")
     assert len(set(tints.values())) == 6
+    tab.page.get_by_label("Colour tokens by").select_option("gap")
+    says(tab.page.locator(".legend"), "trainer less likely")
+    signs = "all => all.map(one => one.style.background.includes('--worse'))"
+    assert set(tab.page.locator(".token").evaluate_all(signs)) == {True, False}
     tab.page.get_by_label("Colour tokens by").select_option("advantage")
     token.hover()
     card = tab.page.locator(".token-card")
@@ -175,6 +179,8 @@ def test_tokens_are_coloured_by_entropy_where_it_is_stored(
     assert "entropy" not in choice.locator("option").all_text_contents()
     tab.page.goto(f"{server.url}/#/run/lake-bi-level/eval/10/0")
     says(tab.page.locator(".toolbar"), "No entropy is stored for evaluations.")
+    tokens.first.hover()
+    says(tab.page.locator(".token-card tr", has_text="trained"), "no")
 
 
 def test_turns_on_the_time_line_and_the_board(server: InspectServer, open_tab: Open) -> None:
