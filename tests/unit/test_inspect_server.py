@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 from inspect_parts import Client, lake_run, wait_for
-from run_fixtures import make_episode, make_run, make_turn
+from run_fixtures import fill_step, make_episode, make_run, make_turn
 
 from turnwise.inspect.server import InspectServer
 from turnwise.log.store import CreditRow, RunDirectory
-from turnwise.types import Observation
+from turnwise.types import Observation, Status
 
 
 @pytest.fixture(scope="module")
@@ -118,6 +118,27 @@ def test_bars_have_starts_where_they_are_stored(tmp_path: Path) -> None:
     ]
     assert gantt["note"].startswith("When the bars of 2 of 3 episodes started is not stored")
     assert "line 4 cannot be read" in gantt["skipped"][0]
+
+
+def test_tokens_are_trained_where_an_update_saw_them(tmp_path: Path) -> None:
+    played = [
+        make_episode("kept"),
+        make_episode("dropped", index=1),
+        make_episode("broken", index=2, status=Status.ENV_ERROR, error="it broke"),
+    ]
+    with make_run(tmp_path, name="lake") as run:
+        fill_step(run, 1, played[:1], {})
+        run.write_episodes(1, played)
+        run.write_episodes(2, played)  # without credit
+        run.write_episodes(2, played, split="eval")
+        run.write_pieces(lambda token: chr(token))
+    with InspectServer([tmp_path], cache=tmp_path / "cache") as server:
+        client = Client(server)
+        found = {}
+        for place in ("split=step&step=1", "split=step&step=2", "split=eval&step=2"):
+            episodes = [client.get(f"/api/run/lake/episode?{place}&row={row}") for row in range(3)]
+            found[place] = [one["turns"][0]["tokens"][0]["mask"] for one in episodes]
+    assert list(found.values()) == [[True, False, False], [True, True, False], [False] * 3]
 
 
 def test_an_episode_has_tokens_credit_boards_and_siblings(lake: tuple[Client, Path]) -> None:

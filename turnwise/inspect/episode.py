@@ -44,6 +44,11 @@ class Stored:
     env: tuple[float, ...] = ()
     pieces: Mapping[int, str] = field(default_factory=dict[int, str])
     """Token id -> its text."""
+    trained: bool = True
+    """False for evaluations and failed episodes, which no update sees."""
+    credited: bool = False
+    """Whether credit of the step is stored: turns without any, such as those of groups that a
+    filter dropped, are not trained."""
 
 
 def read_at(folder: RunFolder, split: str, step: int, row: int, start: int) -> Episode:
@@ -81,11 +86,20 @@ def read_stored(
     seconds = _rows_of(folder, name, episode.id, lambda data: _seconds(data, episode), skips)
     generate, env = seconds[0] if seconds else ((), ())
     credit: list[CreditRow] = []
+    credited = False
     if split == "step":
+        credited = any(file[:2] == (split, step) for file in folder.step_files("credit"))
         name = step_name("credit", split, step)
         found = _rows_of(folder, name, episode.id, _credit, skips)
         credit = sorted(found, key=lambda row: row.sample)
-    return Stored(credit=tuple(credit), generate=generate, env=env, pieces=pieces)
+    return Stored(
+        credit=tuple(credit),
+        generate=generate,
+        env=env,
+        pieces=pieces,
+        trained=split == "step" and not episode.status.failed,
+        credited=credited,
+    )
 
 
 def read_pieces(folder: RunFolder, skips: Skips) -> dict[int, str]:
@@ -105,7 +119,8 @@ def episode_json(
     shown: list[dict[str, Json]] = []
     room = MAX_TOKENS
     for at, turn in enumerate(episode.turns):
-        tokens = _tokens(turn, credit.get(at, {}), stored.pieces) if room > 0 else []
+        trained = turn.trained and stored.trained and (at in credit or not stored.credited)
+        tokens = _tokens(turn, credit.get(at, {}), stored.pieces, trained) if room > 0 else []
         room -= len(tokens)
         shown.append(turn_json(turn, at, tokens=tokens, context=of_turn.get(at, 0)))
         shown[-1]["generate_seconds"] = _at(stored.generate, at)
@@ -222,7 +237,7 @@ def _contexts(episode: Episode, skips: Skips) -> tuple[list[dict[str, Json]], di
 
 
 def _tokens(
-    turn: Turn, credit: Mapping[str, Sequence[float]], pieces: Mapping[int, str]
+    turn: Turn, credit: Mapping[str, Sequence[float]], pieces: Mapping[int, str], trained: bool
 ) -> list[dict[str, Json]]:
     ids = turn.completion.ids
     if any(token not in pieces for token in ids):
@@ -233,7 +248,7 @@ def _tokens(
             "text": pieces[token],
             "logprob": number(turn.completion.logprobs[at]),
             **{name: number(known[name][at]) if name in known else None for name in _CREDIT},
-            "mask": turn.trained,
+            "mask": trained,
         }
         for at, token in enumerate(ids)
     ]
