@@ -301,6 +301,9 @@ def games_run(folder: Path, name: str = "games") -> None:
                 }
             )
             run.write_episodes(step, play_episodes(config, RandomPlayer(), episodes=1))
+            values = {"episodes": 1.0, "reward": -1.4e-17, "format_valid": 0.2}
+            run.write_metrics(step, {f"rollout/{name}": value for name, value in values.items()})
+        run.write_metrics(len(GAMES), {"eval/reward": 0.5})
 
 
 OWNED = (

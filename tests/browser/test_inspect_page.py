@@ -85,6 +85,14 @@ def test_curves_have_intervals_baselines_and_smoothing(
     has(tab.page.locator(".chart"), 2)
 
 
+def test_findings_stand_under_their_curves(server: InspectServer, open_tab: Open) -> None:
+    tab = open_tab(f"{server.url}/#/run/games")
+    says(tab.page.locator(".finding", has_text="format collapse"), "only 20% of the replies")
+    chart = tab.page.locator(".chart", has_text="rollout/format_valid")
+    says(chart.locator(".finding-at"), "only 20% of the replies hold an action")
+    has(tab.page.locator(".finding-at"), 1)
+
+
 def ink_of(chart: Any) -> str:
     """What is drawn on a chart."""
     return chart.locator("canvas").evaluate("canvas => canvas.toDataURL()")

@@ -121,8 +121,8 @@ function RunChart({ name, rows, marks, findings, look }) {
   <//>`;
 }
 
-/** Whether a finding speaks of this metric. */
-const mentions = (finding, name) => new RegExp(`(^|[^\\w/])${name.replace(/[.*+?^${}()|[\]\\]/g, "\\$&")}($|[^\\w/])`).test(`${finding.evidence} ${finding.advice}`);
+/** Whether a finding was read from this metric, or speaks of it. */
+const mentions = (finding, name) => (finding.metrics || []).includes(name) || new RegExp(`(^|[^\\w/])${name.replace(/[.*+?^${}()|[\]\\]/g, "\\$&")}($|[^\\w/])`).test(`${finding.evidence} ${finding.advice}`);
 
 function Outcome({ rows }) {
   if (!rows.length) return html`<div class="card"><h2>Held-out tasks</h2><p class="quiet">Nothing is evaluated yet.</p></div>`;
