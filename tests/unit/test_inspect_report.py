@@ -156,6 +156,15 @@ def test_notes_of_a_kind_are_counted_and_idle_steps_are_passed_over(tmp_path: Pa
     assert about["steps"] == {"step": [1], "eval": []}
 
 
+def test_an_episode_that_heard_nothing_is_lost_where_others_won(tmp_path: Path) -> None:
+    with make_run(tmp_path) as run:
+        run.write_episodes(1, [make_episode("won", success=True), make_episode("mute", index=1)])
+    data = page_data(write_report(run.path).read_text())
+    rows = data["/api/run/run/episodes?split=step&step=1"]["episodes"]
+    assert [row["success"] for row in rows] == [True, False]
+    assert data["/api/run/run/episode?split=step&step=1&row=1"]["success"] is False
+
+
 def test_an_empty_run_has_a_report(tmp_path: Path) -> None:
     make_run(tmp_path).close()
     page = write_report(tmp_path / "run").read_text()

@@ -63,6 +63,11 @@ def test_the_episodes_of_a_step_are_filtered_sorted_and_paged(lake: tuple[Client
     assert [one["row"] for one in client.get(f"{step}&offset=3&limit=1")["episodes"]] == [3]
     assert client.get(f"{step}&status=env_error")["episodes"][0]["error"] == "it broke"
     assert client.get(f"{step}&success=yes")["total"] == 1
+    # Where others report success, an episode that reports nothing is lost, unless it broke.
+    assert [one["row"] for one in client.get(f"{step}&success=no")["episodes"]] == [1, 2, 3]
+    assert client.get(f"{step}&status=env_error")["episodes"][0]["success"] is None
+    found = [client.get(f"/api/run/lake/episode?split=step&step=2&row={row}") for row in (0, 1, 4)]
+    assert [one["success"] for one in found] == [True, False, None]
     assert client.get(f"{step}&min_reward=2&max_reward=2.5")["total"] == 1
     for wrong in ("sort=colour", "step=x", "min_reward=nan", "split=test", "status=fine"):
         client.get(f"/api/run/lake/episodes?step=2&{wrong}", status=400)

@@ -17,7 +17,8 @@ from turnwise.inspect.overview import run_json, run_row
 from turnwise.inspect.page_files import single_page
 from turnwise.inspect.rows import EpisodeRow, read_rows
 from turnwise.inspect.runs import Run, Runs, printable
-from turnwise.types import Json
+from turnwise.log.metrics import judged
+from turnwise.types import Json, Status
 
 MOST_STEPS = 8
 """Steps whose episodes are in an export where none are asked for."""
@@ -186,9 +187,13 @@ def _places(run: Run, chosen: Chosen) -> list[Place]:
 
 def _read(run: Run, split: str, step: int) -> list[EpisodeRow]:
     try:
-        return [row for row, _ in read_rows(run.folder, split, step, Skips())]
+        rows = [row for row, _ in read_rows(run.folder, split, step, Skips())]
     except OSError:
         return []
+    played = [row for row in rows if not Status(row.status).failed]
+    known = judged([(row.env, row.success) for row in played])
+    success = {row.row: won for row, won in zip(played, known, strict=True)}
+    return [row._replace(success=success.get(row.row, row.success)) for row in rows]
 
 
 def _wanted(
