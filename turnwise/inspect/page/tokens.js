@@ -145,7 +145,7 @@ function TokenCard({ token, shown, alternatives }) {
     <table>
       ${rows.map((name) => html`<tr key=${name}><th>${COLOURINGS[name].label}</th><td>${COLOURINGS[name].kind === "diverging" ? signed(token[name]) : figure(token[name])}</td></tr>`)}
       ${isNumber(token.logprob) ? html`<tr><th>probability</th><td>${figure(Math.exp(token.logprob))}</td></tr>` : null}
-      <tr><th>trained</th><td>${token.mask ? "yes" : "no"}</td></tr>
+      ${token.mask === undefined ? null : html`<tr><th>trained</th><td>${token.mask ? "yes" : "no"}</td></tr>`}
     </table>
     ${alternatives && alternatives.length ? html`<${Alternatives} list=${alternatives} chosen=${token.text} />` : null}
   </div>`;
