@@ -280,13 +280,13 @@ def lake_run(
     made.end()
 
 
-GAMES = ("game_2048",)
+GAMES = ("game_2048", "frozen_lake", "sudoku", "rubikscube")
 """The environments of `games_run`, one in each step."""
 
 
 def games_run(folder: Path, name: str = "games") -> None:
     """A run of games that draw numbers, frames, or nothing, played at random."""
-    options = {"game_2048": {"max_steps": 40}}
+    options = {"game_2048": {"max_steps": 40}, "frozen_lake": {"observation": "coordinates"}}
     with make_run(folder, name=name) as run:
         for step, env in enumerate(GAMES, start=1):
             config = Config.model_validate(
@@ -294,7 +294,7 @@ def games_run(folder: Path, name: str = "games") -> None:
                     "env": {
                         "name": env,
                         "options": options.get(env, {}),
-                        "max_turn": 40,
+                        "max_turn": 40 if env == "game_2048" else 3,
                         "format": {"max_actions_per_turn": 1},
                     },
                     "rollout": {"isolation": "inline"},

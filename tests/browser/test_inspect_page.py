@@ -222,6 +222,17 @@ def test_boards_of_numbers_are_drawn_whole(server: InspectServer, open_tab: Open
         tab.page.keyboard.press("n")
     says(tab.page.locator(".side h3").first, f"Turn {turns}")
     assert tab.page.locator(".side .cell").count() == 32  # before and after
+    # Where observations have no board, the keys of states draw it.
+    tab.page.goto(f"{server.url}/#/run/games/step/2/0")
+    says(tab.page.locator(".crumbs"), "step 2")
+    has(tab.page.locator(".conversation .board"), 0)
+    has(tab.page.locator(".side .board").first.locator(".cell"), 16)
+    has(tab.page.locator(".side .board").first.locator(".cell.player"), 1)
+    for step, line in ((3, "---------------------------------------"), (4, "Front")):
+        tab.page.goto(f"{server.url}/#/run/games/step/{step}/0")
+        drawing = tab.page.locator(".message.from-user pre.drawing").first
+        says(drawing, line)
+        assert "mono" in drawing.evaluate("one => getComputedStyle(one).fontFamily").lower()
 
 
 def test_two_episodes_of_a_group_side_by_side(server: InspectServer, open_tab: Open) -> None:
@@ -436,6 +447,9 @@ def test_what_the_modules_compute(server: InspectServer, open_tab: Open) -> None
         tiles: board.parseBoard('  .   2   4\\n 16 128   .'),
         words: board.parseBoard('two words\\nand more'),
         parts: board.splitBoards('Here:\\nP _\\n_ G\\nYour move?').map(part => part.board),
+        frames: board.splitDrawings('A sudoku:\\n1 2 | 3 4\\n---------\\n3 4 | 1 2\\nGo.\\n\\na  b')
+          .map(part => [part.drawing, part.text]),
+        prose: board.splitDrawings('Reply a || b.\\nOr c || d.  So.').map(part => part.drawing),
         smooth: chart.smooth([1, null, 3], 0.5),
         laid: gantt.laidOut({bars: [{kind: 'generate', start: 1, seconds: 2}]}).bars.length,
         odd: gantt.laidOut({bars: [{kind: 'env', start: -1, seconds: 2},
@@ -449,6 +463,12 @@ def test_what_the_modules_compute(server: InspectServer, open_tab: Open) -> None
         "tiles": [[".", "2", "4"], ["16", "128", "."]],
         "words": None,
         "parts": [False, True, False],
+        "frames": [
+            [False, "A sudoku:"],
+            [True, "1 2 | 3 4\n---------\n3 4 | 1 2"],
+            [False, "Go.\n\na  b"],
+        ],
+        "prose": [False],
         "smooth": [1, None, pytest.approx(7 / 3)],
         "laid": 2,
         "odd": [0, 2, 2],

@@ -35,6 +35,27 @@ def test_a_person_plays_by_keys_buttons_and_text(
     says(game, "turn 1")
 
 
+def test_a_game_is_drawn_where_its_observations_are_not(
+    server: InspectServer, open_tab: Open
+) -> None:
+    tab = open_tab(f"{server.url}/#/play")
+    tab.page.get_by_label("Environment").select_option("frozen_lake")
+    tab.page.get_by_label("Options").fill("size=4 observation=coordinates")
+    tab.page.get_by_role("button", name="Start").click()
+    game = tab.page.locator(".game")
+    has(game.locator(".cell"), 16)
+    has(tab.page.locator(".conversation .board"), 0)
+    places = "all => all.findIndex(one => one.matches('.player, .won, .lost'))"
+    before = game.locator(".cell").evaluate_all(places)
+    tab.page.keyboard.press("ArrowDown")
+    says(game, "turn 2")
+    assert game.locator(".cell").evaluate_all(places) == before + 4
+    tab.page.get_by_label("Environment").select_option("sudoku")
+    tab.page.get_by_label("Options").fill("")
+    tab.page.get_by_role("button", name="Start").click()
+    says(game.locator("pre.drawing"), "|")
+
+
 def test_what_cannot_be_played_is_refused_in_words(server: InspectServer, open_tab: Open) -> None:
     tab = open_tab(f"{server.url}/#/play")
     tab.page.get_by_label("Options").fill("size")

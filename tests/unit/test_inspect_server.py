@@ -15,7 +15,7 @@ from run_fixtures import fill_step, make_episode, make_run, make_turn
 
 from turnwise.inspect.server import InspectServer
 from turnwise.log.store import CreditRow, RunDirectory
-from turnwise.types import Observation, Status
+from turnwise.types import Message, Observation, Status
 
 
 @pytest.fixture(scope="module")
@@ -274,14 +274,18 @@ def test_equal_names_stay_apart_and_odd_ones_are_found(tmp_path: Path) -> None:
         client.get("/api/compare?runs=same", status=400)
 
 
+def drawn(row: str) -> tuple[Message, ...]:
+    return (Message(role="user", content=f"Now:\n{row}\n_ G"),)
+
+
 def test_contexts_say_why_they_began(tmp_path: Path) -> None:
     new = Observation(messages=())
     turns = (
         make_turn("a", restart=True, rewritten=new),
-        make_turn("b", restart=True),
-        make_turn("c", restart=True),
+        make_turn("b", restart=True, messages=drawn("P _")),
+        make_turn("c", restart=True, messages=drawn("_ P")),
         make_turn("d", parent=1, role="judge", trained=False),
-        make_turn("e", parent=1),
+        make_turn("e", parent=1, state="P G\n_ _"),
     )
     with make_run(tmp_path) as run:
         run.write_episodes(1, [make_episode(turns=turns)])
@@ -300,6 +304,21 @@ def test_contexts_say_why_they_began(tmp_path: Path) -> None:
     assert [turn["context"] for turn in episode["turns"]] == [0, 1, 2, 1, 3]
     assert (episode["turns"][3]["role"], episode["turns"][3]["trained"]) == ("judge", False)
     assert row["contexts"] == 4
+    # Before a turn there is the board of the turn that it continues.
+    assert [turn["before"] and turn["before"][:3] for turn in episode["turns"]] == [
+        *(None, None, "P _", "P _", "P _")
+    ]
+
+
+def test_keys_of_states_draw_boards_that_messages_do_not(tmp_path: Path) -> None:
+    turns = (make_turn("a", restart=True, state="P _\n_ G"), make_turn("b", state="_ P\n_ G"))
+    with make_run(tmp_path) as run:
+        run.write_episodes(1, [make_episode(turns=turns)])
+    with InspectServer([run.path], cache=tmp_path / "cache") as server:
+        episode = Client(server).get("/api/run/run/episode?split=step&step=1&row=0")
+    assert episode["board"] == "P _\n_ G"
+    boards = [(turn["before"], turn["board"]) for turn in episode["turns"]]
+    assert boards == [("P _\n_ G", "_ P\n_ G"), ("_ P\n_ G", None)]
 
 
 def test_an_index_is_kept_and_a_broken_one_is_built_again(tmp_path: Path) -> None:

@@ -1,10 +1,13 @@
 """Grids that environments draw in text."""
 
+import re
 from collections.abc import Sequence
 
 MIN_LINES, MIN_CELLS = 2, 2
 MAX_SIDE = 64
 MAX_DIGITS = 6
+_DRAWN = re.compile(r"\S {2,}\S|(?<!\|)\|(?!\|)")
+"""Columns or frames; board.js draws such lines in signs of one width."""
 
 
 def find_board(text: str) -> str | None:
@@ -41,6 +44,30 @@ def find_board(text: str) -> str | None:
             block = [line.rstrip()] if found else []
         cells = found
     return "\n".join(best) if best and len(best) <= MAX_SIDE else None
+
+
+def shown_state(rendered: str, contents: Sequence[str]) -> str | None:
+    """What the page shows beside a game: the board that the environment draws or wrote last, else
+    its drawing, or what it renders beyond its last message. None where there is nothing to add.
+
+    Args:
+        rendered: what the environment's `render` returned.
+        contents: its messages so far.
+
+    Example:
+        >>> print(shown_state("P _\\n_ G", ["You: (0, 0). Goal: (1, 1)."]))
+        P _
+        _ G
+        >>> shown_state("A shop. Search.", ["Welcome.", "A shop. Search."]) is None
+        True
+    """
+    if board := find_board(rendered):
+        return board
+    drawn = sum(bool(_DRAWN.search(line)) for line in rendered.split("\n")) >= MIN_LINES
+    said = contents[-1] if contents else ""
+    if rendered.strip() and (drawn or rendered.strip() not in said):
+        return rendered
+    return last_board(contents)
 
 
 def last_board(contents: Sequence[str]) -> str | None:

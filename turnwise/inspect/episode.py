@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from turnwise.data.samples import contexts, parent_of
-from turnwise.inspect.boards import last_board
+from turnwise.inspect.boards import find_board, last_board
 from turnwise.inspect.folder import (
     InspectError,
     RunFolder,
@@ -125,6 +125,8 @@ def episode_json(
         shown.append(turn_json(turn, at, tokens=tokens, context=of_turn.get(at, 0)))
         shown[-1]["generate_seconds"] = _at(stored.generate, at)
         shown[-1]["env_seconds"] = _at(stored.env, at)
+    opening = last_board([message.content for message in episode.prompt])
+    _add_boards(episode, shown, opening)
     if room <= 0:
         skips.add(f"only the first {MAX_TOKENS} tokens are listed one by one")
     return {
@@ -143,7 +145,7 @@ def episode_json(
             "split": episode.task.split,
         },
         "prompt": [message_json(message) for message in episode.prompt],
-        "board": last_board([message.content for message in episode.prompt]),
+        "board": opening or (shown[0]["before"] if shown else None),
         "tools": [dict(tool) for tool in episode.tools],
         "contexts": grouped,
         "turns": shown,
@@ -203,6 +205,18 @@ def scales(tokens: Iterable[Mapping[str, Json]]) -> dict[str, Json]:
         name: max(map(abs, values)) if name in SIGNED else [min(values), max(values)]
         for name, values in known.items()
     }
+
+
+def _add_boards(episode: Episode, shown: Sequence[dict[str, Json]], opening: str | None) -> None:
+    """Adds the board before every turn: the one after the turn that it continues. Where messages
+    draw none, the keys of states do in some environments."""
+    for at, turn in enumerate(episode.turns):
+        parent = at - 1 if turn.parent is None else turn.parent
+        known = 0 <= parent < at
+        before = (shown[parent]["board"] if known else opening) or find_board(turn.state_key)
+        shown[at]["before"] = before
+        if known and shown[parent]["board"] is None:
+            shown[parent]["board"] = before
 
 
 def _contexts(episode: Episode, skips: Skips) -> tuple[list[dict[str, Json]], dict[int, int]]:

@@ -1,6 +1,7 @@
 """One game: an episode that AgentProxy plays in a thread, a turn whenever the page asks for it."""
 
 import asyncio
+import contextlib
 import math
 import threading
 import time
@@ -14,7 +15,7 @@ from turnwise.evaluate.evaluation import PolicyPlayer
 from turnwise.evaluate.person import write_actions, written_call
 from turnwise.evaluate.players import ChatPlayer, Player, PlayerSpeaker, Situation
 from turnwise.generate.openai import SaidToken
-from turnwise.inspect.boards import last_board
+from turnwise.inspect.boards import shown_state
 from turnwise.inspect.episode import message_json, turn_json
 from turnwise.inspect.folder import InspectError
 from turnwise.inspect.rows import number
@@ -59,6 +60,8 @@ class Game:
         self.state: Literal["busy", "waiting", "over"] = "busy"
         self.agent: Agent | None = None
         self.error: str | None = None
+        self.rendered = ""
+        """The state as the environment draws it."""
         self._speaker = speaker(self)
         self._tokens = tokens
         self._shown: list[Shown] = []
@@ -133,7 +136,7 @@ class Game:
             "seed": self.seed,
             "player": self.player,
             "messages": [message_json(message) for message in messages],
-            "board": last_board([message.content for message in messages]),
+            "board": shown_state(self.rendered, [message.content for message in messages]),
             "actions": None if self.actions is None else list(self.actions)[:MOST_ACTIONS],
             "tools": [dict(tool) for tool in tools],
             "turns": rows,
@@ -199,6 +202,7 @@ class Watched:
         self.inner.open(agent)
 
     async def reply(self, agent: Agent) -> EnvInput:
+        await self._look(agent)
         if not self.gate:
             return await self.inner.reply(agent)
         await self.game.wait_for_page()
@@ -210,7 +214,14 @@ class Watched:
         return self.inner.final_ids(agent)
 
     async def close(self, agent: Agent) -> None:
+        await self._look(agent)
         await self.inner.close(agent)
+
+    async def _look(self, agent: Agent) -> None:
+        """Keeps what the environment draws. A drawing that fails ends no game."""
+        if agent.opening is not None:
+            with contextlib.suppress(EnvError):
+                self.game.rendered = str(await agent.handle.hint("board", 0) or "")
 
 
 @dataclass(frozen=True, slots=True)

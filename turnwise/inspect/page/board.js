@@ -41,11 +41,12 @@ export function Board({ text, label = "board", small = false }) {
   </div>`;
 }
 
-/** A text, in which blocks that are boards are drawn. */
+/** A text, in which blocks that are boards are drawn, and columns and frames keep their widths. */
 export function RichText({ text }) {
   const whole = asText(text);
   return html`<${LongText} text=${whole}>${(shown) => splitBoards(shown).map((part, index) =>
-    part.board ? html`<${Board} key=${index} text=${part.text} small />` : html`<div key=${index} class="prose">${part.text}</div>`)}<//>`;
+    part.board ? html`<${Board} key=${index} text=${part.text} small />` : splitDrawings(part.text).map((piece, place) =>
+      piece.drawing ? html`<pre key=${`${index}-${place}`} class="drawing">${piece.text}</pre>` : html`<div key=${`${index}-${place}`} class="prose">${piece.text}</div>`))}<//>`;
 }
 
 /** [{board, text}]: runs of lines that form a board, and what is between them. */
@@ -72,6 +73,27 @@ export function splitBoards(text) {
       begin = end;
     }
   }
+  return parts;
+}
+
+const isDrawn = (line) => line.length <= 120 && /\S {2,}\S|(^|[^|])\|([^|]|$)/.test(line);
+
+/** [{drawing, text}]: blocks from a line with columns or frames to the last such line, and what is between them. */
+export function splitDrawings(text) {
+  const lines = text.split("\n");
+  const parts = [];
+  let done = 0;
+  for (let begin = 0; begin < lines.length; begin += 1) {
+    if (!isDrawn(lines[begin])) continue;
+    let end = begin;
+    for (let next = begin + 1; next < lines.length && lines[next].trim() && lines[next].length <= 120; next += 1) if (isDrawn(lines[next])) end = next;
+    if (end === begin) continue;
+    if (begin > done) parts.push({ drawing: false, text: lines.slice(done, begin).join("\n") });
+    parts.push({ drawing: true, text: lines.slice(begin, end + 1).join("\n") });
+    done = end + 1;
+    begin = end;
+  }
+  if (done < lines.length) parts.push({ drawing: false, text: lines.slice(done).join("\n") });
   return parts;
 }
 
