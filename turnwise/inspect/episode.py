@@ -12,6 +12,7 @@ from turnwise.inspect.folder import (
     RunFolder,
     Skips,
     lines,
+    said_torn,
     step_name,
     take,
     why,
@@ -296,7 +297,7 @@ def _rows_of(
     found: list[Any] = []
     try:
         with folder.open(name) as file:
-            for line in lines(file):
+            for line in lines(file, torn=said_torn(name, skips)):
                 if line.data is None or not any(one in line.data for one in mark):
                     continue
                 row = take(line, lambda data: _about(data, episode_id, read), skips, name=name)

@@ -243,6 +243,7 @@ function GroupList({ run, filter }) {
       <p class="count" role="status">${plural(groups.length, "group")}${flat ? `, ${flat} without variance (no signal for group-relative advantages)` : ""}. Pick two episodes of a group to see them side by side.</p>
       <${Choice} label="Sort by" value=${sort} options=${[["order", "order"], ["spread", "spread of rewards"], ["reward", "mean reward"]]} onChange=${setSort} />
     </div>
+    ${(state.data.skipped || []).map((words, index) => html`<${Note} key=${index} kind="warn">${asText(words)}<//>`)}
     <ul class="groups">
       ${groups.map((one) => html`<li key=${one.group} class="card">
         <div class="row"><b class="name">Group ${asText(one.group)}</b> <span class="quiet mono clip" title=${asText(one.task)}>${asText(one.task)}</span></div>

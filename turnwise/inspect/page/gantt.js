@@ -64,6 +64,7 @@ function Gantt({ run, split, step, answer }) {
       <${Choice} label="Sort by" value=${sort} options=${[["order", "order"], ["longest", "longest first"]]} onChange=${setSort} />
     </div>
     ${answer.note ? html`<p class="quiet">${asText(answer.note)}</p>` : null}
+    ${(answer.skipped || []).map((words, index) => html`<${Note} key=${index} kind="warn">${asText(words)}<//>`)}
     <div class="gantt" onMouseLeave=${() => setOver(null)}><div ref=${box}>
       ${width ? html`<svg width=${width} height=${shown.length * each + 26} role="img" aria-label=${`Timeline of ${plural(shown.length, "episode")} over ${seconds(end)}`}>
         ${ticks.map((tick, index) => html`<g key=${index}><line class="grid" x1=${across(tick)} x2=${across(tick)} y1="16" y2=${shown.length * each + 20} />
