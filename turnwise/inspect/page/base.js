@@ -124,6 +124,7 @@ export function useKeys(keys) {
       if (event.defaultPrevented || event.ctrlKey || event.metaKey || event.altKey) return;
       const at = event.target;
       if (at.closest && at.closest("input, textarea, select")) return;
+      if (event.key === " " && at.closest && at.closest("button, a, summary")) return; // it presses what has the focus
       const action = Object.hasOwn(latest.current, event.key) ? latest.current[event.key] : null;
       if (action) {
         event.preventDefault();
