@@ -52,7 +52,13 @@ def test_a_live_run_is_followed_until_it_ends(
     live.grow(2)
     live.grow(3)
     says(head, "step 3 of 6")
-    assert "at step 3" in chart.get_attribute("aria-label")
+    tab.page.goto(f"{server.url}/#/run/live/episodes?split=step&step=all")
+    says(tab.page.locator(".count"), "48 episodes")
+    live.grow(4)
+    says(tab.page.locator(".count"), "64 episodes")
+    tab.page.goto(f"{server.url}/#/run/live")
+    says(head, "step 4 of 6")
+    assert "at step 4" in chart.get_attribute("aria-label")
     rows = [address for address in tab.asked if "/metrics" in address]
     assert "after=" not in rows[0]
     assert "after=" in rows[-1]  # only what is new is asked for
@@ -137,6 +143,29 @@ def test_filters_changed_at_once_all_count(server: InspectServer, open_tab: Open
     tab.page.get_by_label("Sort by").select_option("-reward")
     at(tab.page, "min_reward=0.9")
     at(tab.page, "sort=-reward")
+    tab.page.get_by_label("Text").fill("goal")
+    tab.page.get_by_role("button", name="Groups").click()
+    at(tab.page, "text=goal")
+    at(tab.page, "view=groups")
+    tab.page.get_by_role("button", name="List").click()
+    tab.page.get_by_label("Text").fill("hole")
+    tab.page.get_by_role("link", name="Timeline").click()
+    at(tab.page, "/timeline")
+    tab.page.locator(".gantt svg").wait_for()
+    at(tab.page, "/timeline")  # the view that was left does not come back
+
+
+def test_a_filter_that_finds_nothing_stays_visible(server: InspectServer, open_tab: Open) -> None:
+    base = f"{server.url}/#/run/games/episodes?split=step&step=1"
+    tab = open_tab(f"{base}&status=env_error&env=webshop")
+    says(tab.page.locator("main"), "No episode passes these filters")
+    chosen = "one => one.selectedOptions[0].textContent"
+    assert tab.page.get_by_label("Status").evaluate(chosen) == "env error (0)"
+    assert tab.page.get_by_label("Environment").evaluate(chosen) == "webshop (0)"
+    tab.page.goto(f"{base}&min_reward=abc")
+    says(tab.page.get_by_role("alert"), "min_reward is a number")
+    has(tab.page.get_by_text("Loading episodes"), 0)
+    tab.problems.clear()  # the browser notes every answer of 4xx
 
 
 def test_tokens_are_coloured_and_show_their_numbers(
