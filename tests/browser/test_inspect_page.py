@@ -284,6 +284,12 @@ def test_a_rollout_in_time(server: InspectServer, open_tab: Open, keep: Keep) ->
     keep(tab, "inspect-timeline", height=660)
     bars.nth(3).click()
     says(tab.page.locator(".crumbs"), "episode 3")
+    tab.page.go_back()
+    bars.nth(3).focus()
+    tab.page.keyboard.press("Tab")
+    says(tab.page.locator(".reading"), "train-000002-g2-m0: ")
+    tab.page.keyboard.press("Enter")
+    says(tab.page.locator(".crumbs"), "episode 4")
 
 
 PLACES = """all => all.map(row => [...row.querySelectorAll('rect.generate, rect.env')]
