@@ -165,6 +165,23 @@ def test_an_episode_that_heard_nothing_is_lost_where_others_won(tmp_path: Path) 
     assert data["/api/run/run/episode?split=step&step=1&row=1"]["success"] is False
 
 
+def test_a_damaged_run_says_so_in_its_report(tmp_path: Path) -> None:
+    path = filled_run(tmp_path, name="small")
+    (path / "summary.json").write_text("{")
+    with (path / "episodes/step_000001.jsonl").open("a") as file:
+        file.write('{"id": "torn')
+    data = page_data(export_run(open_run(path), Chosen(steps=(1,))))
+    assert "`turnwise report RUN --step N`" in data["export"]["note"]
+    (listed,) = data["/api/runs"]["skipped"]
+    assert listed["name"] == "small"
+    assert "summary.json cannot be read" in listed["reason"]
+    for name in ("episodes", "groups"):
+        skipped = data[f"/api/run/small/{name}?split=step&step=1"]["skipped"]
+        assert skipped == ["episodes/step_000001.jsonl ends in the middle of line 6"]
+    compared = page_data(export_comparison([path, filled_run(tmp_path, name="whole")]))
+    assert listed in compared["/api/runs"]["skipped"]
+
+
 def test_an_empty_run_has_a_report(tmp_path: Path) -> None:
     make_run(tmp_path).close()
     page = write_report(tmp_path / "run").read_text()

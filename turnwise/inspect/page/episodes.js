@@ -18,17 +18,17 @@ export function filterOf(query, steps) {
 /** The answer of the list of episodes. An export filters what it carries itself. */
 export async function askEpisodes(run, filter, { offset = 0, limit = PAGE } = {}) {
   if (!exported) return get(runUrl(run, "/episodes", { ...filter, offset, limit }));
-  const there = await storedEpisodes(run, filter);
+  const answers = await storedAnswers(run, filter);
+  const there = answers.flatMap((answer) => answer.episodes);
   const found = there.filter((one) => passes(one, run, filter)).sort(ORDERS[filter.sort] || ORDERS.order);
-  return { total: found.length, episodes: found.slice(offset, offset + limit), statuses: countBy(there, "status"), envs: countBy(there, "env") };
+  return { total: found.length, episodes: found.slice(offset, offset + limit), statuses: countBy(there, "status"), envs: countBy(there, "env"), skipped: answers.flatMap((answer) => answer.skipped || []) };
 }
 
-/** The episodes of an export, of one step or of all its steps. */
-async function storedEpisodes(run, filter) {
+/** The answers of an export, of one step or of all its steps. */
+async function storedAnswers(run, filter) {
   const known = (await get(runUrl(run))).steps?.[filter.split] || [];
   const chosen = filter.step === "all" ? known : known.filter((step) => String(step) === String(filter.step));
-  const answers = await Promise.all(chosen.map((step) => get(runUrl(run, "/episodes", { split: filter.split, step }))));
-  return answers.flatMap((answer) => answer.episodes);
+  return Promise.all(chosen.map((step) => get(runUrl(run, "/episodes", { split: filter.split, step }))));
 }
 
 const ORDERS = {
@@ -48,7 +48,9 @@ function passes(one, run, filter) {
   if (filter.max_reward && !(one.reward <= Number(filter.max_reward))) return false;
   if (!filter.text) return true;
   const whole = exported[runUrl(run, "/episode", { split: one.split, step: one.step, row: one.row })];
-  const texts = [one.id, one.task, one.first, ...(whole ? whole.turns.flatMap((turn) => [turn.text, ...turn.messages.map((message) => message.content)]) : [])];
+  // The texts that the server searches: the system message is the same everywhere.
+  const said = (messages) => (messages || []).filter((message) => message.role !== "system").map((message) => message.content);
+  const texts = [one.task, one.error, one.first, ...(whole ? [...said(whole.prompt), ...whole.turns.flatMap((turn) => [turn.text, turn.action, ...said(turn.messages)])] : [])];
   return texts.some((text) => asText(text).toLowerCase().includes(filter.text.toLowerCase()));
 }
 
