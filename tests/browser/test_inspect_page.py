@@ -8,8 +8,8 @@ from typing import Any
 from urllib.parse import quote
 
 import pytest
-from lake_runs import ODD, LakeRun
-from tabs import Keep, Open, at, has, says
+from lake_runs import ODD, LakeRun, make_run
+from tabs import Keep, Open, at, has, says, until
 
 from turnwise.inspect.server import InspectServer
 
@@ -97,6 +97,34 @@ def test_findings_stand_under_their_curves(server: InspectServer, open_tab: Open
     chart = tab.page.locator(".chart", has_text="rollout/format_valid")
     says(chart.locator(".finding-at"), "only 20% of the replies hold an action")
     has(tab.page.locator(".finding-at"), 1)
+    # Sums that cancel are 0.
+    says(tab.page.locator(".chart", has_text="rollout/reward").locator(".value"), "0")
+    has(tab.page.locator(".chart .value", has_text="e-"), 0)
+
+
+WATCHED = """() => { globalThis.plots = []; globalThis.uPlot = class extends uPlot {
+  constructor(...given) { super(...given); plots.push(this); } }; }"""
+
+
+def test_charts_of_one_point_and_of_numbers_that_become_zero(
+    server: InspectServer, open_tab: Open, runs: Path
+) -> None:
+    with make_run(runs, name="few") as run:
+        run.write_metrics(1, {"train/entropy": 1.0, "eval/reward": 0.5})
+        run.write_metrics(2, {"train/entropy": 2.0})
+        tab = open_tab(f"{server.url}/#/")
+        tab.page.evaluate(WATCHED)
+        tab.page.goto(f"{server.url}/#/run/few")
+        has(tab.page.locator(".chart canvas"), 2)
+        scale = "plots[0].scales.x.min === 0 && plots[0].scales.x.max === 2"
+        until(tab.page, scale)  # around the one evaluation in step 1
+        tab.page.get_by_label("log scale").check()
+        until(tab.page, "plots.length === 4 && plots[3].scales.y.distr === 3")
+        run.write_metrics(3, {"train/entropy": 0.0})
+        until(tab.page, "plots.length === 5 && plots[4].scales.y.distr === 1")
+    tab = open_tab(f"{server.url}/#/compare/empty-a,empty-b")
+    says(tab.page.locator("main"), "No metrics are written yet.")
+    tab.problems.clear()  # there are no such runs
 
 
 def ink_of(chart: Any) -> str:
@@ -435,8 +463,13 @@ def test_a_narrow_window_shows_everything(
 CONTRASTS = """() => {
   const style = getComputedStyle(document.documentElement);
   const paint = document.createElement('canvas').getContext('2d');
-  const light = name => {
-    paint.fillStyle = style.getPropertyValue(name).trim();
+  const named = name => style.getPropertyValue(name).trim();
+  const ratio = (ink, ground) => {
+    const [dark, bright] = [light(ink), light(ground)].sort((a, b) => a - b);
+    return (bright + 0.05) / (dark + 0.05);
+  };
+  const light = colour => {
+    paint.fillStyle = colour;
     paint.fillRect(0, 0, 1, 1);
     const parts = [...paint.getImageData(0, 0, 1, 1).data].slice(0, 3).map(part => part / 255)
       .map(part => part <= 0.04045 ? part / 12.92 : ((part + 0.055) / 1.055) ** 2.4);
@@ -448,10 +481,17 @@ CONTRASTS = """() => {
     ['--on-accent', '--accent'], ['--good', '--good-soft'], ['--fair', '--fair-soft'],
     ['--bad', '--bad-soft'], ['--ink', '--better'], ['--ink', '--worse'], ['--ink', '--ramp'],
     ['--ink', '--trained']];
-  return Object.fromEntries(pairs.map(([ink, ground]) => {
-    const [dark, bright] = [light(ink), light(ground)].sort((a, b) => a - b);
-    return [`${ink} on ${ground}`, (bright + 0.05) / (dark + 0.05)];
-  }));
+  const found = pairs.map(
+    ([ink, ground]) => [`${ink} on ${ground}`, ratio(named(ink), named(ground))]);
+  for (const kind of ['player', 'goal', 'won', 'hole', 'lost', 'target', 'box', 'done', 'key',
+      'door', 'other']) {
+    const cell = document.body.appendChild(document.createElement('span'));
+    cell.className = `cell ${kind}`;
+    const { color, backgroundColor } = getComputedStyle(cell);
+    found.push([kind, ratio(color, backgroundColor)]);
+    cell.remove();
+  }
+  return Object.fromEntries(found);
 }"""
 
 

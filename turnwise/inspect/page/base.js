@@ -170,8 +170,8 @@ export const isNumber = (value) => typeof value === "number" && Number.isFinite(
 /** A number in at most four digits. */
 export function figure(value) {
   if (!isNumber(value)) return "–";
-  if (value === 0) return "0";
   const size = Math.abs(value);
+  if (size < 1e-12) return "0"; // what is left of sums that cancel
   const text = size >= 1e5 || size < 1e-3 ? size.toExponential(1).replace("e+", "e") : size >= 1000 ? Math.round(size).toLocaleString("en") : String(Number(size.toPrecision(3)));
   return value < 0 ? `−${text}` : text;
 }
