@@ -134,7 +134,8 @@ function bounds(curves, lines) {
   for (const curve of curves) for (const list of [curve.y, curve.low, curve.high]) (list || []).forEach(see);
   for (const line of lines) see(line.value);
   if (low > high) return [0, 1];
-  const room = (high - low || Math.abs(high) || 1) * 0.06;
+  const size = [high - low, Math.abs(high), 1].find((one) => one > 1e-12); // rounding is no range
+  const room = size * 0.06;
   return [low - room, high + room];
 }
 
