@@ -1,11 +1,12 @@
-"""The inspector on a run of many episodes: when the first answers come, and how much memory it
-takes.
+"""The inspector on a run of many episodes: when the first answers come and the page is painted, and
+how much memory it takes.
 
     python benchmarks/inspector.py [--episodes 100000] [--steps 800] [--tokens 240] [--folder DIR]
 
 The run is made up: episodes of four turns with boards, token ids and log-probs, as a trainer would
 store them. The server is a process of its own with an empty cache, so that nothing is indexed when
-the first questions come. With --folder the run is kept, and used again if it is there.
+the first questions come. Where Chromium and playwright are installed, the page is opened in a
+browser, from another such process. With --folder the run is kept, and used again if it is there.
 """
 
 import argparse
@@ -13,6 +14,7 @@ import json
 import math
 import os
 import random
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -127,7 +129,52 @@ class Server:
         self.process.wait()
 
 
-def measure(run: Path, cache: Path) -> list[tuple[str, float]]:
+PAINTED = """() => new Promise(found => {
+  const seen = list => list.length && found(list[0].startTime / 1000);
+  new PerformanceObserver(list => seen(list.getEntriesByName('first-contentful-paint')))
+    .observe({type: 'paint', buffered: true});
+})"""
+
+
+def measure_paint(run: Path, cache: Path, *, step: int) -> list[tuple[str, float]]:
+    """(view, seconds): the first contentful paint, and until what was asked for is there. Every
+    view in a browser without a cache; the first one from a server that knows nothing yet."""
+    chromium = next(filter(None, map(shutil.which, ("chromium", "chromium-browser"))), None)
+    try:
+        from playwright.sync_api import sync_playwright
+    except ImportError:
+        chromium = None
+    if chromium is None:
+        print("no Chromium with playwright here: paint is not measured (`make browser`)")
+        return []
+    views = {
+        "/#/": ("the list of runs", "table.runs tbody tr"),
+        "/#/run/many": ("the run with its curves", ".chart canvas"),
+        f"/#/run/many/episodes?split=step&step={step}": ("a step", "table.episodes tbody tr"),
+        f"/#/run/many/step/{step}/0": ("an episode", "section.turn"),
+    }
+    found: list[tuple[str, float]] = []
+    with sync_playwright() as playwright:
+        flags = ["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"]
+        browser = playwright.chromium.launch(executable_path=chromium, args=flags)
+        server = Server(run, cache)
+        try:
+            for address, (words, part) in views.items():
+                page = browser.new_context().new_page()
+                start = time.perf_counter()
+                page.goto(server.url + address, wait_until="commit")
+                page.locator(part).first.wait_for()
+                seconds = time.perf_counter() - start
+                found.append((f"first paint, {words}", float(page.evaluate(PAINTED))))
+                found.append((f"  and {words} is there", seconds))
+                page.context.close()
+        finally:
+            server.stop()
+            browser.close()
+    return found
+
+
+def measure(run: Path, cache: Path, *, step: int, episodes: int) -> list[tuple[str, float]]:
     """(question, seconds until its answer)."""
     server = Server(run, cache)
     found: list[tuple[str, float]] = []
@@ -144,8 +191,8 @@ def measure(run: Path, cache: Path) -> list[tuple[str, float]]:
         ask("GET /api/runs, first", "/api/runs")
         ask("GET /api/run/RUN, first", base)
         ask("GET metrics, all", f"{base}/metrics")
-        ask("GET episodes of one step, nothing indexed", f"{base}/episodes?split=step&step=400")
-        ask("GET an episode", f"{base}/episode?split=step&step=400&row=3")
+        ask("GET episodes of one step, nothing indexed", f"{base}/episodes?split=step&step={step}")
+        ask("GET an episode", f"{base}/episode?split=step&step={step}&row=0")
         found.append(("command to all of these", time.perf_counter() - server.started))
         print(f"{'memory while indexing (now, most), MB':<45} %.0f, %.0f" % server.memory())
         while True:
@@ -155,7 +202,8 @@ def measure(run: Path, cache: Path) -> list[tuple[str, float]]:
             time.sleep(1.0)
         found.append(("command to all episodes indexed", time.perf_counter() - server.started))
         ask("GET episodes of all steps", f"{base}/episodes?split=step&step=all")
-        ask("  the last page, by reward", f"{base}/episodes?step=all&sort=reward&offset=99900")
+        late = max(0, episodes - 100)
+        ask("  the last page, by reward", f"{base}/episodes?step=all&sort=reward&offset={late}")
         asked = quote(NEEDLE.upper())
         answer = ask(
             "GET text search over all, one match", f"{base}/episodes?step=all&text={asked}"
@@ -185,7 +233,12 @@ def main() -> None:
         size = sum(file.stat().st_size for file in (path / "episodes").iterdir())
         print(f"{len(list((path / 'episodes').iterdir()))} files, {size / 1e6:.0f} MB of episodes")
         cache = Path(temporary) / "cache"
-        for words, seconds in measure(path, cache):
+        files = sorted((path / "episodes").iterdir())
+        step = len(files) // 2
+        for words, seconds in (
+            *measure(path, cache, step=step, episodes=asked.episodes),
+            *measure_paint(path, Path(temporary) / "other", step=step),
+        ):
             print(f"{words:<45} {seconds:8.3f} s")
         stored = sum(file.stat().st_size for file in cache.rglob("*") if file.is_file())
         print(f"index on disk: {stored / 1e6:.0f} MB")

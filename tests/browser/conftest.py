@@ -10,7 +10,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from lake_runs import lake_run, odd_run
+from lake_runs import games_run, lake_run, odd_run
 from tabs import CHROMIUM, PATIENCE, Keep, Open, Tab
 
 from turnwise.config.schema import Config
@@ -41,12 +41,13 @@ def browser(chromium: str) -> Generator[Any]:
 
 @pytest.fixture(scope="session")
 def runs(chromium: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with two runs that can be compared and one with hostile texts. Without a browser
-    there is nothing to make them for."""
+    """A folder with two runs that can be compared, one of other games and one with hostile
+    texts. Without a browser there is nothing to make them for."""
     folder = tmp_path_factory.mktemp("runs")
     lake_run(folder, "lake-bi-level", steps=12, skill=0.16)
     lake_run(folder, "lake-grpo", steps=12, skill=0.1, seed=1)
     (folder / "lake-bi-level" / "checkpoints" / "step_000012").mkdir(parents=True)
+    games_run(folder)
     odd_run(folder)
     return folder
 

@@ -14,6 +14,7 @@ from run_fixtures import fill_step, make_episode, make_run, make_turn
 
 from turnwise.config.schema import Config
 from turnwise.envs.games.frozen_lake import FrozenLake
+from turnwise.evaluate.players import RandomPlayer, play_episodes
 from turnwise.log.events import Evaluated
 from turnwise.log.store import CreditRow, RunDirectory, ledger_entry
 from turnwise.types import Completion, Episode, Message, Status, Task, Turn
@@ -277,6 +278,32 @@ def lake_run(
             made.evaluate(step)
     made.run.write_event("slow_env", "the environment took longer than the model", step=steps // 2)
     made.end()
+
+
+GAMES = ("game_2048", "frozen_lake", "sudoku", "rubikscube")
+"""The environments of `games_run`, one in each step."""
+
+
+def games_run(folder: Path, name: str = "games") -> None:
+    """A run of games that draw numbers, frames, or nothing, played at random."""
+    options = {"game_2048": {"max_steps": 40}, "frozen_lake": {"observation": "coordinates"}}
+    with make_run(folder, name=name) as run:
+        for step, env in enumerate(GAMES, start=1):
+            config = Config.model_validate(
+                {
+                    "env": {
+                        "name": env,
+                        "options": options.get(env, {}),
+                        "max_turn": 40 if env == "game_2048" else 3,
+                        "format": {"max_actions_per_turn": 1},
+                    },
+                    "rollout": {"isolation": "inline"},
+                }
+            )
+            run.write_episodes(step, play_episodes(config, RandomPlayer(), episodes=1))
+            values = {"episodes": 1.0, "reward": -1.4e-17, "format_valid": 0.2}
+            run.write_metrics(step, {f"rollout/{name}": value for name, value in values.items()})
+        run.write_metrics(len(GAMES), {"eval/reward": 0.5})
 
 
 OWNED = (

@@ -2,6 +2,7 @@
 
 import re
 import shutil
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -44,6 +45,14 @@ def has(where: Any, count: int) -> None:
     from playwright.sync_api import expect
 
     expect(where).to_have_count(count, timeout=PATIENCE)
+
+
+def until(page: Any, condition: str) -> None:
+    """Waits until the expression is true on the page, whose policy forbids Playwright's own way."""
+    deadline = time.monotonic() + PATIENCE / 1000
+    while not page.evaluate(condition):
+        assert time.monotonic() < deadline, condition
+        page.wait_for_timeout(20)
 
 
 def at(page: Any, part: str) -> None:

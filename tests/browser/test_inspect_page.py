@@ -8,8 +8,8 @@ from typing import Any
 from urllib.parse import quote
 
 import pytest
-from lake_runs import ODD, LakeRun
-from tabs import Keep, Open, at, has, says
+from lake_runs import ODD, LakeRun, make_run
+from tabs import Keep, Open, at, has, says, until
 
 from turnwise.inspect.server import InspectServer
 
@@ -52,7 +52,13 @@ def test_a_live_run_is_followed_until_it_ends(
     live.grow(2)
     live.grow(3)
     says(head, "step 3 of 6")
-    assert "at step 3" in chart.get_attribute("aria-label")
+    tab.page.goto(f"{server.url}/#/run/live/episodes?split=step&step=all")
+    says(tab.page.locator(".count"), "48 episodes")
+    live.grow(4)
+    says(tab.page.locator(".count"), "64 episodes")
+    tab.page.goto(f"{server.url}/#/run/live")
+    says(head, "step 4 of 6")
+    assert "at step 4" in chart.get_attribute("aria-label")
     rows = [address for address in tab.asked if "/metrics" in address]
     assert "after=" not in rows[0]
     assert "after=" in rows[-1]  # only what is new is asked for
@@ -83,6 +89,42 @@ def test_curves_have_intervals_baselines_and_smoothing(
     assert ink_of(noisy) != before
     tab.page.get_by_label("Find").fill("loss")
     has(tab.page.locator(".chart"), 2)
+
+
+def test_findings_stand_under_their_curves(server: InspectServer, open_tab: Open) -> None:
+    tab = open_tab(f"{server.url}/#/run/games")
+    says(tab.page.locator(".finding", has_text="format collapse"), "only 20% of the replies")
+    chart = tab.page.locator(".chart", has_text="rollout/format_valid")
+    says(chart.locator(".finding-at"), "only 20% of the replies hold an action")
+    has(tab.page.locator(".finding-at"), 1)
+    # Sums that cancel are 0.
+    says(tab.page.locator(".chart", has_text="rollout/reward").locator(".value"), "0")
+    has(tab.page.locator(".chart .value", has_text="e-"), 0)
+
+
+WATCHED = """() => { globalThis.plots = []; globalThis.uPlot = class extends uPlot {
+  constructor(...given) { super(...given); plots.push(this); } }; }"""
+
+
+def test_charts_of_one_point_and_of_numbers_that_become_zero(
+    server: InspectServer, open_tab: Open, runs: Path
+) -> None:
+    with make_run(runs, name="few") as run:
+        run.write_metrics(1, {"train/entropy": 1.0, "eval/reward": 0.5})
+        run.write_metrics(2, {"train/entropy": 2.0})
+        tab = open_tab(f"{server.url}/#/")
+        tab.page.evaluate(WATCHED)
+        tab.page.goto(f"{server.url}/#/run/few")
+        has(tab.page.locator(".chart canvas"), 2)
+        scale = "plots[0].scales.x.min === 0 && plots[0].scales.x.max === 2"
+        until(tab.page, scale)  # around the one evaluation in step 1
+        tab.page.get_by_label("log scale").check()
+        until(tab.page, "plots.length === 4 && plots[3].scales.y.distr === 3")
+        run.write_metrics(3, {"train/entropy": 0.0})
+        until(tab.page, "plots.length === 5 && plots[4].scales.y.distr === 1")
+    tab = open_tab(f"{server.url}/#/compare/empty-a,empty-b")
+    says(tab.page.locator("main"), "No metrics are written yet.")
+    tab.problems.clear()  # there are no such runs
 
 
 def ink_of(chart: Any) -> str:
@@ -129,6 +171,29 @@ def test_filters_changed_at_once_all_count(server: InspectServer, open_tab: Open
     tab.page.get_by_label("Sort by").select_option("-reward")
     at(tab.page, "min_reward=0.9")
     at(tab.page, "sort=-reward")
+    tab.page.get_by_label("Text").fill("goal")
+    tab.page.get_by_role("button", name="Groups").click()
+    at(tab.page, "text=goal")
+    at(tab.page, "view=groups")
+    tab.page.get_by_role("button", name="List").click()
+    tab.page.get_by_label("Text").fill("hole")
+    tab.page.get_by_role("link", name="Timeline").click()
+    at(tab.page, "/timeline")
+    tab.page.locator(".gantt svg").wait_for()
+    at(tab.page, "/timeline")  # the view that was left does not come back
+
+
+def test_a_filter_that_finds_nothing_stays_visible(server: InspectServer, open_tab: Open) -> None:
+    base = f"{server.url}/#/run/games/episodes?split=step&step=1"
+    tab = open_tab(f"{base}&status=env_error&env=webshop")
+    says(tab.page.locator("main"), "No episode passes these filters")
+    chosen = "one => one.selectedOptions[0].textContent"
+    assert tab.page.get_by_label("Status").evaluate(chosen) == "env error (0)"
+    assert tab.page.get_by_label("Environment").evaluate(chosen) == "webshop (0)"
+    tab.page.goto(f"{base}&min_reward=abc")
+    says(tab.page.get_by_role("alert"), "min_reward is a number")
+    has(tab.page.get_by_text("Loading episodes"), 0)
+    tab.problems.clear()  # the browser notes every answer of 4xx
 
 
 def test_tokens_are_coloured_and_show_their_numbers(
@@ -146,6 +211,10 @@ def test_tokens_are_coloured_and_show_their_numbers(
         tab.page.get_by_label("Colour tokens by").select_option(name)
         tints[name] = token.evaluate("one => getComputedStyle(one).backgroundColor")
     assert len(set(tints.values())) == 6
+    tab.page.get_by_label("Colour tokens by").select_option("gap")
+    says(tab.page.locator(".legend"), "trainer less likely")
+    signs = "all => all.map(one => one.style.background.includes('--worse'))"
+    assert set(tab.page.locator(".token").evaluate_all(signs)) == {True, False}
     tab.page.get_by_label("Colour tokens by").select_option("advantage")
     token.hover()
     card = tab.page.locator(".token-card")
@@ -175,6 +244,8 @@ def test_tokens_are_coloured_by_entropy_where_it_is_stored(
     assert "entropy" not in choice.locator("option").all_text_contents()
     tab.page.goto(f"{server.url}/#/run/lake-bi-level/eval/10/0")
     says(tab.page.locator(".toolbar"), "No entropy is stored for evaluations.")
+    tokens.first.hover()
+    says(tab.page.locator(".token-card tr", has_text="trained"), "no")
 
 
 def test_turns_on_the_time_line_and_the_board(server: InspectServer, open_tab: Open) -> None:
@@ -192,6 +263,33 @@ def test_turns_on_the_time_line_and_the_board(server: InspectServer, open_tab: O
     assert board.locator(".cell.player").count() == 1
     tab.page.keyboard.press("p")
     says(tab.page.locator(".side h3").first, f"Turn {count - 1}")
+
+
+def test_boards_of_numbers_are_drawn_whole(server: InspectServer, open_tab: Open) -> None:
+    tab = open_tab(f"{server.url}/#/run/games/step/1/0")
+    boards = tab.page.locator(".conversation .board")
+    boards.first.wait_for()
+    turns = tab.page.locator("section.turn").count()
+    has(boards, turns + 1)
+    cells = boards.evaluate_all("all => all.map(one => one.querySelectorAll('.cell').length)")
+    assert set(cells) == {16}
+    shown = [int(text) for text in boards.last.locator(".cell").all_text_contents() if text]
+    assert max(shown) >= 16
+    for _ in range(turns - 1):
+        tab.page.keyboard.press("n")
+    says(tab.page.locator(".side h3").first, f"Turn {turns}")
+    assert tab.page.locator(".side .cell").count() == 32  # before and after
+    # Where observations have no board, the keys of states draw it.
+    tab.page.goto(f"{server.url}/#/run/games/step/2/0")
+    says(tab.page.locator(".crumbs"), "step 2")
+    has(tab.page.locator(".conversation .board"), 0)
+    has(tab.page.locator(".side .board").first.locator(".cell"), 16)
+    has(tab.page.locator(".side .board").first.locator(".cell.player"), 1)
+    for step, line in ((3, "---------------------------------------"), (4, "Front")):
+        tab.page.goto(f"{server.url}/#/run/games/step/{step}/0")
+        drawing = tab.page.locator(".message.from-user pre.drawing").first
+        says(drawing, line)
+        assert "mono" in drawing.evaluate("one => getComputedStyle(one).fontFamily").lower()
 
 
 def test_two_episodes_of_a_group_side_by_side(server: InspectServer, open_tab: Open) -> None:
@@ -214,6 +312,12 @@ def test_a_rollout_in_time(server: InspectServer, open_tab: Open, keep: Keep) ->
     keep(tab, "inspect-timeline", height=660)
     bars.nth(3).click()
     says(tab.page.locator(".crumbs"), "episode 3")
+    tab.page.go_back()
+    bars.nth(3).focus()
+    tab.page.keyboard.press("Tab")
+    says(tab.page.locator(".reading"), "train-000002-g2-m0: ")
+    tab.page.keyboard.press("Enter")
+    says(tab.page.locator(".crumbs"), "episode 4")
 
 
 PLACES = """all => all.map(row => [...row.querySelectorAll('rect.generate, rect.env')]
@@ -359,8 +463,13 @@ def test_a_narrow_window_shows_everything(
 CONTRASTS = """() => {
   const style = getComputedStyle(document.documentElement);
   const paint = document.createElement('canvas').getContext('2d');
-  const light = name => {
-    paint.fillStyle = style.getPropertyValue(name).trim();
+  const named = name => style.getPropertyValue(name).trim();
+  const ratio = (ink, ground) => {
+    const [dark, bright] = [light(ink), light(ground)].sort((a, b) => a - b);
+    return (bright + 0.05) / (dark + 0.05);
+  };
+  const light = colour => {
+    paint.fillStyle = colour;
     paint.fillRect(0, 0, 1, 1);
     const parts = [...paint.getImageData(0, 0, 1, 1).data].slice(0, 3).map(part => part / 255)
       .map(part => part <= 0.04045 ? part / 12.92 : ((part + 0.055) / 1.055) ** 2.4);
@@ -372,10 +481,17 @@ CONTRASTS = """() => {
     ['--on-accent', '--accent'], ['--good', '--good-soft'], ['--fair', '--fair-soft'],
     ['--bad', '--bad-soft'], ['--ink', '--better'], ['--ink', '--worse'], ['--ink', '--ramp'],
     ['--ink', '--trained']];
-  return Object.fromEntries(pairs.map(([ink, ground]) => {
-    const [dark, bright] = [light(ink), light(ground)].sort((a, b) => a - b);
-    return [`${ink} on ${ground}`, (bright + 0.05) / (dark + 0.05)];
-  }));
+  const found = pairs.map(
+    ([ink, ground]) => [`${ink} on ${ground}`, ratio(named(ink), named(ground))]);
+  for (const kind of ['player', 'goal', 'won', 'hole', 'lost', 'target', 'box', 'done', 'key',
+      'door', 'other']) {
+    const cell = document.body.appendChild(document.createElement('span'));
+    cell.className = `cell ${kind}`;
+    const { color, backgroundColor } = getComputedStyle(cell);
+    found.push([kind, ratio(color, backgroundColor)]);
+    cell.remove();
+  }
+  return Object.fromEntries(found);
 }"""
 
 
@@ -403,8 +519,12 @@ def test_what_the_modules_compute(server: InspectServer, open_tab: Open) -> None
       return {
         lake: board.parseBoard('P _ O\\n_ _ G'),
         rooms: board.parseBoard('####\\n#PX#\\n####'),
+        tiles: board.parseBoard('  .   2   4\\n 16 128   .'),
         words: board.parseBoard('two words\\nand more'),
         parts: board.splitBoards('Here:\\nP _\\n_ G\\nYour move?').map(part => part.board),
+        frames: board.splitDrawings('A sudoku:\\n1 2 | 3 4\\n---------\\n3 4 | 1 2\\nGo.\\n\\na  b')
+          .map(part => [part.drawing, part.text]),
+        prose: board.splitDrawings('Reply a || b.\\nOr c || d.  So.').map(part => part.drawing),
         smooth: chart.smooth([1, null, 3], 0.5),
         laid: gantt.laidOut({bars: [{kind: 'generate', start: 1, seconds: 2}]}).bars.length,
         odd: gantt.laidOut({bars: [{kind: 'env', start: -1, seconds: 2},
@@ -415,8 +535,15 @@ def test_what_the_modules_compute(server: InspectServer, open_tab: Open) -> None
     assert tab.page.evaluate(compute) == {
         "lake": [["P", "_", "O"], ["_", "_", "G"]],
         "rooms": [["#", "#", "#", "#"], ["#", "P", "X", "#"], ["#", "#", "#", "#"]],
+        "tiles": [[".", "2", "4"], ["16", "128", "."]],
         "words": None,
         "parts": [False, True, False],
+        "frames": [
+            [False, "A sudoku:"],
+            [True, "1 2 | 3 4\n---------\n3 4 | 1 2"],
+            [False, "Go.\n\na  b"],
+        ],
+        "prose": [False],
         "smooth": [1, None, pytest.approx(7 / 3)],
         "laid": 2,
         "odd": [0, 2, 2],

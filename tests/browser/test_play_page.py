@@ -35,14 +35,43 @@ def test_a_person_plays_by_keys_buttons_and_text(
     says(game, "turn 1")
 
 
+def test_a_game_is_drawn_where_its_observations_are_not(
+    server: InspectServer, open_tab: Open
+) -> None:
+    tab = open_tab(f"{server.url}/#/play")
+    tab.page.get_by_label("Environment").select_option("frozen_lake")
+    tab.page.get_by_label("Options").fill("size=4 observation=coordinates")
+    tab.page.get_by_role("button", name="Start").click()
+    game = tab.page.locator(".game")
+    has(game.locator(".cell"), 16)
+    has(tab.page.locator(".conversation .board"), 0)
+    places = "all => all.findIndex(one => one.matches('.player, .won, .lost'))"
+    before = game.locator(".cell").evaluate_all(places)
+    tab.page.keyboard.press("ArrowDown")
+    says(game, "turn 2")
+    assert game.locator(".cell").evaluate_all(places) == before + 4
+    tab.page.get_by_label("Environment").select_option("sudoku")
+    tab.page.get_by_label("Options").fill("")
+    tab.page.get_by_role("button", name="Start").click()
+    says(game.locator("pre.drawing"), "|")
+
+
 def test_what_cannot_be_played_is_refused_in_words(server: InspectServer, open_tab: Open) -> None:
     tab = open_tab(f"{server.url}/#/play")
+    tab.page.get_by_role("button", name="Start").focus()
+    tab.page.keyboard.press("Enter")
+    says(tab.page.locator(".game"), "turn 1")
+    focused = "document.activeElement.getAttribute('aria-label')"
+    assert tab.page.evaluate(focused) == "Conversation"
     tab.page.get_by_label("Options").fill("size")
     tab.page.get_by_role("button", name="Start").click()
     says(tab.page.get_by_role("alert"), "KEY=VALUE")
     tab.page.get_by_label("Options").fill("size=1000")
     tab.page.get_by_role("button", name="Start").click()
     says(tab.page.get_by_role("alert"), "size is from 2 to 16")
+    tab.page.locator(".game").get_by_role("button", name="down").click()  # it goes on
+    says(tab.page.locator(".game"), "turn 2")
+    has(tab.page.get_by_role("alert"), 0)
     # The browser notes every answer of 4xx as an error of its own.
     assert all("422" in problem or "400" in problem for problem in tab.problems)
     tab.problems.clear()
@@ -66,5 +95,27 @@ def test_a_policy_is_watched_token_by_token(
     keep(tab, "inspect-watch")
     tab.page.locator("section.turn .token").first.hover()
     says(tab.page.locator(".token-card"), "probability")
+    chain = tab.page.locator(".chain button")
+    chain.nth(1).focus()
+    tab.page.keyboard.press("Space")  # presses the button, and plays no turn
+    says(tab.page.locator(".chain button[aria-pressed=true]"), chain.nth(1).text_content())
+    assert chain.nth(1).get_attribute("aria-pressed") == "true"
+    tab.page.keyboard.press("n")
+    has(turns, 2)
     tab.page.get_by_label("play on by itself").check()
     tab.page.locator(".ending").wait_for()
+
+
+def test_a_game_that_is_gone_is_not_asked_for_ever(server: InspectServer, open_tab: Open) -> None:
+    tab = open_tab(f"{server.url}/#/play")
+    tab.page.get_by_label("Player").select_option("random")
+    tab.page.get_by_role("button", name="Start").click()
+    tab.page.get_by_role("button", name="Next turn").wait_for()
+    gone = "**/api/play/*/step"
+    tab.page.route(gone, lambda route: route.fulfill(status=404, json={"error": "it is gone"}))
+    tab.page.get_by_label("play on by itself").check()
+    says(tab.page.get_by_role("alert"), "it is gone")
+    has(tab.page.locator(".hand input:checked"), 0)
+    assert len([address for address in tab.asked if address.endswith("/step")]) == 1
+    tab.page.unroute(gone)
+    tab.problems.clear()  # the browser notes every answer of 4xx

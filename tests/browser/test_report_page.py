@@ -36,7 +36,10 @@ def test_a_report_shows_the_run_without_a_server(report: Path, open_tab: Open, k
     has(rows, 6)
     tab.page.get_by_label("Text").fill("no reply says this")
     has(rows, 0)
+    tab.page.get_by_label("Text").fill("Walk from P to G")  # of the system message
+    has(rows, 0)
     tab.page.get_by_label("Text").fill("")
+    has(rows, 6)
     tab.page.get_by_label("Sort by").select_option("-turns")
     at(tab.page, "sort=-turns")
     rows.first.get_by_role("link").click()
@@ -65,7 +68,13 @@ def test_nothing_hostile_in_a_report_runs(hostile: Path, open_tab: Open) -> None
     tab = open_tab(hostile.as_uri())
     says(tab.page.locator(".events"), "<script>")
     tab.page.get_by_role("link", name="Episodes").click()
-    tab.page.locator("table.episodes tbody a").nth(1).click()
+    rows = tab.page.locator("table.episodes tbody a")
+    has(rows, 3)
+    tab.page.get_by_label("Text").fill("it broke")  # in an error
+    has(rows, 1)
+    tab.page.get_by_label("Text").fill("GO")  # in the prompts alone
+    has(rows, 3)
+    rows.nth(1).click()
     says(tab.page.locator(".conversation"), "it broke <script>")
     assert tab.page.locator("#app script, #app img").count() == 0
     assert tab.page.title() != "owned"

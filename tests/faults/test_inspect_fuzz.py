@@ -103,11 +103,32 @@ def test_every_bad_line_is_named_and_the_others_are_shown(run: tuple[Client, Pat
     file.write_bytes(b"".join([*bad, *good, b'{"id": "torn'][:]))
     found = client.get("/api/run/lake/episodes?split=step&step=1")
     assert [one["row"] for one in found["episodes"]] == [7, 8, 9, 10]
-    numbers = [line.split(", line ")[1].split(" ")[0] for line in found["skipped"]]
-    assert numbers == ["1", "2", "3", "4", "5", "6"]  # neither the blank line nor the torn one
+    *said, torn = found["skipped"]
+    numbers = [line.split(", line ")[1].split(" ")[0] for line in said]
+    assert numbers == ["1", "2", "3", "4", "5", "6"]  # not the blank line
+    assert torn == "episodes/step_000001.jsonl ends in the middle of line 12"
     episode = client.get("/api/run/lake/episode?split=step&step=1&row=8")
     assert episode["id"] == json.loads(good[1])["id"]
     assert episode["turns"][0]["tokens"][0]["advantage"] == 0.25
+
+
+@pytest.mark.parametrize("kind", ["episodes", "credit", "timings"])
+def test_a_torn_file_of_a_step_is_named(kind: str, run: tuple[Client, Path]) -> None:
+    client, path = run
+    file = path / kind / "step_000001.jsonl"
+    os.truncate(file, file.stat().st_size - 4)
+    said = [words for words in ask_everything(client, "lake") if "in the middle of line 4" in words]
+    assert {words.split(" ends ")[0] for words in said} == {f"{kind}/step_000001.jsonl"}
+
+
+def test_a_torn_line_is_damage_once_nobody_writes(run: tuple[Client, Path]) -> None:
+    client, path = run
+    with RunDirectory.open(path):  # locked
+        with (path / "metrics.jsonl").open("a") as file:
+            file.write('{"step": 3, "roll')
+        assert client.get("/api/run/lake")["skipped"] == []
+    said = client.get("/api/run/lake")["skipped"]
+    assert said == ["metrics.jsonl ends in the middle of a line, which is left out"]
 
 
 def test_a_line_that_is_too_long_is_passed_over(

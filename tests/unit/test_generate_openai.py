@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from turnwise.generate.base import ContextOverflowError, GeneratorError, Sampling
-from turnwise.generate.openai import ChatClient
+from turnwise.generate.openai import ChatClient, SaidToken
 from turnwise.types import Message
 
 HELLO = [Message(role="system", content="Be brief."), Message(role="user", content="hello")]
@@ -141,6 +141,49 @@ def test_an_answer_of_another_shape_is_an_error(server: Server, answer: Any):
     server.answers = [(200, {}, answer)]
     with pytest.raises(GeneratorError, match="no chat completion"):
         ask(server.client())
+
+
+def told(content: Any) -> dict[str, Any]:
+    answer = said("hi")
+    answer["choices"][0]["logprobs"] = {"content": content}
+    return answer
+
+
+def ask_tokens(client: ChatClient) -> tuple[SaidToken, ...]:
+    message, tokens = asyncio.run(client.chat_tokens(HELLO, SAMPLING, most=2))
+    assert message.content == "hi"
+    return tokens
+
+
+def test_tokens_and_what_could_have_been_said(server: Server):
+    others = [{"token": "hi", "logprob": -0.1}, {"token": "ho", "logprob": -3}]
+    server.answers = [(200, {}, told([{**others[0], "top_logprobs": others}]))]
+    found = ask_tokens(server.client())
+    assert found == (SaidToken("hi", -0.1, (("hi", -0.1), ("ho", -3.0))),)
+    asked = server.requests[0][2]
+    assert (asked["logprobs"], asked["top_logprobs"]) == (True, 2)
+
+
+def test_what_a_server_does_not_tell_is_not_asked_for_again(server: Server):
+    client, refused = server.client(), (400, {}, {"error": "no top_logprobs"})
+    plain = (200, {}, told([{"token": "hi", "logprob": -0.1}]))
+    server.answers = [refused, plain, plain]
+    assert ask_tokens(client) == ask_tokens(client) == (SaidToken("hi", -0.1),)
+    server.answers = [(403, {}, {"error": "not allowed"}), (200, {}, said("hi"))]
+    assert ask_tokens(client) == ()
+    asked = [sorted({"logprobs", "top_logprobs"} & body.keys()) for *_, body in server.requests]
+    assert asked == [["logprobs", "top_logprobs"], ["logprobs"], ["logprobs"], ["logprobs"], []]
+    server.answers = [(400, {}, {"error": "no such model"})]
+    with pytest.raises(GeneratorError, match="no such model"):
+        ask_tokens(client)
+
+
+@pytest.mark.parametrize(
+    "content", [None, 3, [3], [{"token": "a"}], [{"token": "a", "logprob": 10**400}]]
+)
+def test_tokens_of_another_shape_are_left_out(server: Server, content: Any):
+    server.answers = [(200, {}, told(content))]
+    assert ask_tokens(server.client()) == ()
 
 
 def test_nobody_there_is_an_error():

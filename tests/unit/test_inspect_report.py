@@ -156,6 +156,32 @@ def test_notes_of_a_kind_are_counted_and_idle_steps_are_passed_over(tmp_path: Pa
     assert about["steps"] == {"step": [1], "eval": []}
 
 
+def test_an_episode_that_heard_nothing_is_lost_where_others_won(tmp_path: Path) -> None:
+    with make_run(tmp_path) as run:
+        run.write_episodes(1, [make_episode("won", success=True), make_episode("mute", index=1)])
+    data = page_data(write_report(run.path).read_text())
+    rows = data["/api/run/run/episodes?split=step&step=1"]["episodes"]
+    assert [row["success"] for row in rows] == [True, False]
+    assert data["/api/run/run/episode?split=step&step=1&row=1"]["success"] is False
+
+
+def test_a_damaged_run_says_so_in_its_report(tmp_path: Path) -> None:
+    path = filled_run(tmp_path, name="small")
+    (path / "summary.json").write_text("{")
+    with (path / "episodes/step_000001.jsonl").open("a") as file:
+        file.write('{"id": "torn')
+    data = page_data(export_run(open_run(path), Chosen(steps=(1,))))
+    assert "`turnwise report RUN --step N`" in data["export"]["note"]
+    (listed,) = data["/api/runs"]["skipped"]
+    assert listed["name"] == "small"
+    assert "summary.json cannot be read" in listed["reason"]
+    for name in ("episodes", "groups"):
+        skipped = data[f"/api/run/small/{name}?split=step&step=1"]["skipped"]
+        assert skipped == ["episodes/step_000001.jsonl ends in the middle of line 6"]
+    compared = page_data(export_comparison([path, filled_run(tmp_path, name="whole")]))
+    assert listed in compared["/api/runs"]["skipped"]
+
+
 def test_an_empty_run_has_a_report(tmp_path: Path) -> None:
     make_run(tmp_path).close()
     page = write_report(tmp_path / "run").read_text()

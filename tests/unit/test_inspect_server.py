@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 from inspect_parts import Client, lake_run, wait_for
-from run_fixtures import make_episode, make_run, make_turn
+from run_fixtures import fill_step, make_episode, make_run, make_turn
 
 from turnwise.inspect.server import InspectServer
 from turnwise.log.store import CreditRow, RunDirectory
-from turnwise.types import Observation
+from turnwise.types import Message, Observation, Status
 
 
 @pytest.fixture(scope="module")
@@ -63,6 +63,11 @@ def test_the_episodes_of_a_step_are_filtered_sorted_and_paged(lake: tuple[Client
     assert [one["row"] for one in client.get(f"{step}&offset=3&limit=1")["episodes"]] == [3]
     assert client.get(f"{step}&status=env_error")["episodes"][0]["error"] == "it broke"
     assert client.get(f"{step}&success=yes")["total"] == 1
+    # Where others report success, an episode that reports nothing is lost, unless it broke.
+    assert [one["row"] for one in client.get(f"{step}&success=no")["episodes"]] == [1, 2, 3]
+    assert client.get(f"{step}&status=env_error")["episodes"][0]["success"] is None
+    found = [client.get(f"/api/run/lake/episode?split=step&step=2&row={row}") for row in (0, 1, 4)]
+    assert [one["success"] for one in found] == [True, False, None]
     assert client.get(f"{step}&min_reward=2&max_reward=2.5")["total"] == 1
     for wrong in ("sort=colour", "step=x", "min_reward=nan", "split=test", "status=fine"):
         client.get(f"/api/run/lake/episodes?step=2&{wrong}", status=400)
@@ -118,6 +123,27 @@ def test_bars_have_starts_where_they_are_stored(tmp_path: Path) -> None:
     ]
     assert gantt["note"].startswith("When the bars of 2 of 3 episodes started is not stored")
     assert "line 4 cannot be read" in gantt["skipped"][0]
+
+
+def test_tokens_are_trained_where_an_update_saw_them(tmp_path: Path) -> None:
+    played = [
+        make_episode("kept"),
+        make_episode("dropped", index=1),
+        make_episode("broken", index=2, status=Status.ENV_ERROR, error="it broke"),
+    ]
+    with make_run(tmp_path, name="lake") as run:
+        fill_step(run, 1, played[:1], {})
+        run.write_episodes(1, played)
+        run.write_episodes(2, played)  # without credit
+        run.write_episodes(2, played, split="eval")
+        run.write_pieces(lambda token: chr(token))
+    with InspectServer([tmp_path], cache=tmp_path / "cache") as server:
+        client = Client(server)
+        found = {}
+        for place in ("split=step&step=1", "split=step&step=2", "split=eval&step=2"):
+            episodes = [client.get(f"/api/run/lake/episode?{place}&row={row}") for row in range(3)]
+            found[place] = [one["turns"][0]["tokens"][0]["mask"] for one in episodes]
+    assert list(found.values()) == [[True, False, False], [True, True, False], [False] * 3]
 
 
 def test_an_episode_has_tokens_credit_boards_and_siblings(lake: tuple[Client, Path]) -> None:
@@ -248,14 +274,18 @@ def test_equal_names_stay_apart_and_odd_ones_are_found(tmp_path: Path) -> None:
         client.get("/api/compare?runs=same", status=400)
 
 
+def drawn(row: str) -> tuple[Message, ...]:
+    return (Message(role="user", content=f"Now:\n{row}\n_ G"),)
+
+
 def test_contexts_say_why_they_began(tmp_path: Path) -> None:
     new = Observation(messages=())
     turns = (
         make_turn("a", restart=True, rewritten=new),
-        make_turn("b", restart=True),
-        make_turn("c", restart=True),
+        make_turn("b", restart=True, messages=drawn("P _")),
+        make_turn("c", restart=True, messages=drawn("_ P")),
         make_turn("d", parent=1, role="judge", trained=False),
-        make_turn("e", parent=1),
+        make_turn("e", parent=1, state="P G\n_ _"),
     )
     with make_run(tmp_path) as run:
         run.write_episodes(1, [make_episode(turns=turns)])
@@ -274,6 +304,21 @@ def test_contexts_say_why_they_began(tmp_path: Path) -> None:
     assert [turn["context"] for turn in episode["turns"]] == [0, 1, 2, 1, 3]
     assert (episode["turns"][3]["role"], episode["turns"][3]["trained"]) == ("judge", False)
     assert row["contexts"] == 4
+    # Before a turn there is the board of the turn that it continues.
+    assert [turn["before"] and turn["before"][:3] for turn in episode["turns"]] == [
+        *(None, None, "P _", "P _", "P _")
+    ]
+
+
+def test_keys_of_states_draw_boards_that_messages_do_not(tmp_path: Path) -> None:
+    turns = (make_turn("a", restart=True, state="P _\n_ G"), make_turn("b", state="_ P\n_ G"))
+    with make_run(tmp_path) as run:
+        run.write_episodes(1, [make_episode(turns=turns)])
+    with InspectServer([run.path], cache=tmp_path / "cache") as server:
+        episode = Client(server).get("/api/run/run/episode?split=step&step=1&row=0")
+    assert episode["board"] == "P _\n_ G"
+    boards = [(turn["before"], turn["board"]) for turn in episode["turns"]]
+    assert boards == [("P _\n_ G", "_ P\n_ G"), ("_ P\n_ G", None)]
 
 
 def test_an_index_is_kept_and_a_broken_one_is_built_again(tmp_path: Path) -> None:

@@ -126,6 +126,17 @@ def test_each_is_found_alone(name: str) -> None:
         assert found.advice
 
 
+@pytest.mark.parametrize("name", sorted(ILL.keys() - {"token_fidelity", "unfinished"}))
+def test_each_names_the_curves_that_it_was_read_from(name: str) -> None:
+    for ill in ILL[name]:
+        (found,) = diagnose(ill)
+        assert found.metrics
+        changed = {metric for metric, values in ill.curves.items() if values[0] != values[-1]}
+        assert set(found.metrics) >= changed
+        known = {*HEALTHY, "eval/success", "eval/reward", "train/x", "train/y"}
+        assert set(found.metrics) <= known
+
+
 def test_what_is_said_of_those_that_are_not_curves() -> None:
     assert "train/x in step 3" in diagnose(ILL["not_finite"][0])[0].evidence
     severities = [diagnose(ill)[0].severity for ill in ILL["no_improvement"]]

@@ -9,7 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from turnwise.envs.base import EnvError
+from turnwise.config.schema import EnvConfig
+from turnwise.envs.adapters import as_env
+from turnwise.envs.base import EnvError, hint_of
 from turnwise.envs.games.sokoban import (
     Board,
     Level,
@@ -316,3 +318,12 @@ def test_boxoban_files_load_and_play() -> None:
         assert board.solved
         solved += 1
     assert solved >= 2
+
+
+def test_a_board_is_drawn_whatever_is_observed() -> None:
+    env = as_env(SokobanEnv(observation="coord"), config=EnvConfig(), name="sokoban")
+    opening = env.reset(env.make_task(seed=1, split="train"))
+    assert "####" not in opening.messages[-1].content
+    drawn = hint_of(env, "board", 0)
+    assert isinstance(drawn, str)
+    assert drawn.splitlines()[0] == "#" * len(drawn.splitlines()[0])

@@ -312,3 +312,10 @@ def test_a_reader_keeps_no_writer_out(tmp_path: Path) -> None:
     else:
         pytest.fail("the lock was never free")
     looker.wait()
+
+
+@pytest.mark.parametrize(("low", "high"), [(1.2e-3, 0.9), (-1.2e-3, 2e-3), (-250.0, 3e7), (0.0, 1)])
+def test_the_scale_keeps_to_its_cells(low: float, high: float) -> None:
+    plot = Plot(points=[(1, low), (2, high)])
+    lines = [line.plain for line in draw_plot(plot, width=40, height=8, glyphs=ASCII)]
+    assert {line.index(ASCII.side) for line in lines[:-1]} == {7}

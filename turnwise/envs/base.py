@@ -90,7 +90,7 @@ class WaitingEnv(Env, Protocol):
 
 
 EnvFactory = Callable[[], Env]
-Hint = Literal["random", "expert", "actions"]
+Hint = Literal["random", "expert", "actions", "board"]
 Cut = Literal["turns", "length"]
 """Why a rollout cuts an episode: its limit of turns, or of tokens."""
 
@@ -101,7 +101,7 @@ class GivesHints(Protocol):
 
     def hint(self, what: Hint, seed: int) -> Json:
         """random: a legal reply in the required format. expert: the best reply. actions: the list
-        of legal actions. None if the environment cannot tell."""
+        of legal actions. board: the state as text. None if the environment cannot tell."""
         ...
 
 
@@ -176,7 +176,8 @@ class BaseEnv(ABC):
         truncated, info). Raises BadActionError for an action that cannot be played."""
 
     def render(self) -> str:
-        """The state as text, for `turnwise play`. Default: empty."""
+        """The state as text, for the Play view of `turnwise inspect`: a board, where there is one.
+        Default: empty."""
         return ""
 
     def state_key(self) -> str | None:

@@ -134,8 +134,9 @@ class MessageTurns:
         )
 
     def hint(self, what: Hint, seed: int) -> Json:
-        """The environment's `random_reply` or `expert_reply`; there is no list of actions."""
-        if what == "actions" or self._phase != "playing":
+        """The environment's `random_reply` or `expert_reply`; there is no list of
+        actions, and no board."""
+        if what in ("actions", "board") or self._phase != "playing":
             return None
         given = (copy.deepcopy(self._messages), self._state)
         if what == "expert":

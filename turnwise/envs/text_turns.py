@@ -165,6 +165,8 @@ class TextTurns:
         match what:
             case "actions":
                 return list(self.env.actions)
+            case "board":
+                return self.env.render() or None
             case "expert":
                 actions = self._expert_actions()
                 if actions and self._format.think:

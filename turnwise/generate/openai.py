@@ -10,12 +10,34 @@ import json
 import random
 import urllib.parse
 from collections.abc import Mapping, Sequence
-from typing import cast
+from dataclasses import dataclass
+from typing import Any, cast
 
 from turnwise.generate.base import ContextOverflowError, GeneratorError, Sampling
 from turnwise.types import Json, Message
 
 _RETRIED = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 529})
+
+_UNTOLD = frozenset({400, 403, 422})
+"""Answers of servers that do not tell log-probs."""
+
+
+class RefusedError(GeneratorError):
+    """The server refused a request, and would refuse it again."""
+
+    def __init__(self, message: str, *, status: int) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+@dataclass(frozen=True, slots=True)
+class SaidToken:
+    """A token of a reply, as a server tells it."""
+
+    text: str
+    logprob: float
+    others: tuple[tuple[str, float], ...] = ()
+    """(text, log-prob) of the likeliest tokens in its place, where the server tells them."""
 
 
 class ChatClient:
@@ -57,6 +79,7 @@ class ChatClient:
         self._timeout = timeout
         self._retries = retries
         self._backoff = backoff
+        self._telling: list[dict[str, Json]] = []
 
     def body(
         self,
@@ -100,7 +123,38 @@ class ChatClient:
             GeneratorError: the server refused, failed for good, or answered something else than a
                 chat completion.
         """
-        body = json.dumps(self.body(messages, sampling, tools)).encode()
+        return self._message(await self._ask(self.body(messages, sampling, tools)))
+
+    async def chat_tokens(
+        self,
+        messages: Sequence[Message],
+        sampling: Sampling,
+        tools: Sequence[Mapping[str, Json]] = (),
+        *,
+        most: int = 5,
+    ) -> tuple[Message, tuple[SaidToken, ...]]:
+        """The model's reply, and its tokens with the `most` likeliest in the place of each, as far
+        as the server tells them. What it refuses to tell is not asked for again.
+
+        Raises:
+            ContextOverflowError, GeneratorError: as `chat` does.
+        """
+        body = self.body(messages, sampling, tools)
+        ways = self._telling or [{"logprobs": True, "top_logprobs": most}, {"logprobs": True}, {}]
+        for place, way in enumerate(ways):
+            try:
+                text = await self._ask({**body, **way})
+            except RefusedError as error:
+                if error.status not in _UNTOLD or place == len(ways) - 1:
+                    raise
+            else:
+                self._telling = ways[place:]
+                return self._message(text), _tokens(text)
+        raise AssertionError("the last way was tried")
+
+    async def _ask(self, asked: Mapping[str, Json]) -> str:
+        """The server's answer."""
+        body = json.dumps(asked).encode()
         problem = ""
         for attempt in range(self._retries + 1):
             try:
@@ -109,11 +163,13 @@ class ChatClient:
                 problem, wait = repr(error), None
             else:
                 if status == 200:
-                    return self._parse(text)
+                    return text
                 problem, wait = f"status {status}: {text[:300]}", _retry_after(headers)
                 if status not in _RETRIED:
-                    kind = ContextOverflowError if _too_long(text) else GeneratorError
-                    raise kind(f"{self._where()} refused the request with {problem}")
+                    words = f"{self._where()} refused the request with {problem}"
+                    if _too_long(text):
+                        raise ContextOverflowError(words)
+                    raise RefusedError(words, status=status)
             if attempt < self._retries:
                 pause = self._backoff * 2**attempt * random.uniform(0.75, 1.25)
                 await asyncio.sleep(pause if wait is None else wait)
@@ -148,7 +204,7 @@ class ChatClient:
         finally:
             connection.close()
 
-    def _parse(self, text: str) -> Message:
+    def _message(self, text: str) -> Message:
         try:
             message = json.loads(text)["choices"][0]["message"]
             return Message.from_json({**message, "role": "assistant"})
@@ -156,6 +212,29 @@ class ChatClient:
             raise GeneratorError(
                 f"{self._where()} answered no chat completion: {text[:300]}"
             ) from error
+
+
+def _tokens(text: str) -> tuple[SaidToken, ...]:
+    """The tokens of a chat completion. Empty where it tells none, or tells them in another form.
+
+    Example:
+        >>> _tokens('{"choices": [{"logprobs": {"content": [{"token": "a", "logprob": -0.5}]}}]}')
+        (SaidToken(text='a', logprob=-0.5, others=()),)
+        >>> _tokens('{"choices": [{"logprobs": null}]}')
+        ()
+    """
+    try:
+        told = json.loads(text)["choices"][0]["logprobs"]["content"]
+        return tuple(
+            SaidToken(*_said(one), tuple(_said(other) for other in one.get("top_logprobs") or ()))
+            for one in told
+        )
+    except (ValueError, KeyError, IndexError, TypeError, AttributeError, OverflowError):
+        return ()
+
+
+def _said(one: Any) -> tuple[str, float]:
+    return str(one["token"]), float(one["logprob"])
 
 
 def _retry_after(headers: Mapping[str, str]) -> float | None:

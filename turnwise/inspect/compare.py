@@ -66,4 +66,5 @@ def _held_out(run: Run, skips: Skips) -> list[Episode]:
     steps = [file.step for file in run.folder.step_files("episodes") if file.split == "eval"]
     if not steps:
         return []
-    return run.folder.rows(step_name("episodes", "eval", steps[-1]), read_episode, skips)
+    name = step_name("episodes", "eval", steps[-1])
+    return run.folder.rows(name, read_episode, skips, whole=True)

@@ -6,13 +6,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from turnwise.data.samples import contexts, parent_of
-from turnwise.inspect.boards import last_board
+from turnwise.inspect.boards import find_board, last_board
 from turnwise.inspect.episode_rows import number
 from turnwise.inspect.folder import (
     InspectError,
     RunFolder,
     Skips,
     lines,
+    said_torn,
     step_name,
     take,
     why,
@@ -44,6 +45,11 @@ class Stored:
     env: tuple[float, ...] = ()
     pieces: Mapping[int, str] = field(default_factory=dict[int, str])
     """Token id -> its text."""
+    trained: bool = True
+    """False for evaluations and failed episodes, which no update sees."""
+    credited: bool = False
+    """Whether credit of the step is stored: turns without any, such as those of groups that a
+    filter dropped, are not trained."""
 
 
 def read_at(folder: RunFolder, split: str, step: int, row: int, start: int) -> Episode:
@@ -81,11 +87,20 @@ def read_stored(
     seconds = _rows_of(folder, name, episode.id, lambda data: _seconds(data, episode), skips)
     generate, env = seconds[0] if seconds else ((), ())
     credit: list[CreditRow] = []
+    credited = False
     if split == "step":
+        credited = any(file[:2] == (split, step) for file in folder.step_files("credit"))
         name = step_name("credit", split, step)
         found = _rows_of(folder, name, episode.id, _credit, skips)
         credit = sorted(found, key=lambda row: row.sample)
-    return Stored(credit=tuple(credit), generate=generate, env=env, pieces=pieces)
+    return Stored(
+        credit=tuple(credit),
+        generate=generate,
+        env=env,
+        pieces=pieces,
+        trained=split == "step" and not episode.status.failed,
+        credited=credited,
+    )
 
 
 def read_pieces(folder: RunFolder, skips: Skips) -> dict[int, str]:
@@ -105,11 +120,14 @@ def episode_json(
     shown: list[dict[str, Json]] = []
     room = MAX_TOKENS
     for at, turn in enumerate(episode.turns):
-        tokens = _tokens(turn, credit.get(at, {}), stored.pieces) if room > 0 else []
+        trained = turn.trained and stored.trained and (at in credit or not stored.credited)
+        tokens = _tokens(turn, credit.get(at, {}), stored.pieces, trained) if room > 0 else []
         room -= len(tokens)
         shown.append(turn_json(turn, at, tokens=tokens, context=of_turn.get(at, 0)))
         shown[-1]["generate_seconds"] = _at(stored.generate, at)
         shown[-1]["env_seconds"] = _at(stored.env, at)
+    opening = last_board([message.content for message in episode.prompt])
+    _add_boards(episode, shown, opening)
     if room <= 0:
         skips.add(f"only the first {MAX_TOKENS} tokens are listed one by one")
     return {
@@ -128,7 +146,7 @@ def episode_json(
             "split": episode.task.split,
         },
         "prompt": [message_json(message) for message in episode.prompt],
-        "board": last_board([message.content for message in episode.prompt]),
+        "board": opening or (shown[0]["before"] if shown else None),
         "tools": [dict(tool) for tool in episode.tools],
         "contexts": grouped,
         "turns": shown,
@@ -190,6 +208,18 @@ def scales(tokens: Iterable[Mapping[str, Json]]) -> dict[str, Json]:
     }
 
 
+def _add_boards(episode: Episode, shown: Sequence[dict[str, Json]], opening: str | None) -> None:
+    """Adds the board before every turn: the one after the turn that it continues. Where messages
+    draw none, the keys of states do in some environments."""
+    for at, turn in enumerate(episode.turns):
+        parent = at - 1 if turn.parent is None else turn.parent
+        known = 0 <= parent < at
+        before = (shown[parent]["board"] if known else opening) or find_board(turn.state_key)
+        shown[at]["before"] = before
+        if known and shown[parent]["board"] is None:
+            shown[parent]["board"] = before
+
+
 def _contexts(episode: Episode, skips: Skips) -> tuple[list[dict[str, Json]], dict[int, int]]:
     """(the contexts as the page shows them, turn -> its context)."""
     turns = episode.turns
@@ -222,7 +252,7 @@ def _contexts(episode: Episode, skips: Skips) -> tuple[list[dict[str, Json]], di
 
 
 def _tokens(
-    turn: Turn, credit: Mapping[str, Sequence[float]], pieces: Mapping[int, str]
+    turn: Turn, credit: Mapping[str, Sequence[float]], pieces: Mapping[int, str], trained: bool
 ) -> list[dict[str, Json]]:
     ids = turn.completion.ids
     if any(token not in pieces for token in ids):
@@ -233,7 +263,7 @@ def _tokens(
             "text": pieces[token],
             "logprob": number(turn.completion.logprobs[at]),
             **{name: number(known[name][at]) if name in known else None for name in _CREDIT},
-            "mask": turn.trained,
+            "mask": trained,
         }
         for at, token in enumerate(ids)
     ]
@@ -267,7 +297,7 @@ def _rows_of(
     found: list[Any] = []
     try:
         with folder.open(name) as file:
-            for line in lines(file):
+            for line in lines(file, torn=said_torn(name, skips)):
                 if line.data is None or not any(one in line.data for one in mark):
                     continue
                 row = take(line, lambda data: _about(data, episode_id, read), skips, name=name)

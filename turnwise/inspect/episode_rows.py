@@ -4,7 +4,15 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
-from turnwise.inspect.folder import Line, RunFolder, Skips, lines, step_name, take
+from turnwise.inspect.folder import (
+    Line,
+    RunFolder,
+    Skips,
+    lines,
+    said_torn,
+    step_name,
+    take,
+)
 from turnwise.types import Json, Status
 
 FIRST_CHARS = 160
@@ -57,7 +65,7 @@ def read_rows(
     """
     name = step_name("episodes", split, step)
     with folder.open(name) as file:
-        for line in lines(file):
+        for line in lines(file, torn=said_torn(name, skips)):
             found = take(line, lambda data, at=line: episode_row(data, at), skips, name=name)
             if found is not None:
                 yield found

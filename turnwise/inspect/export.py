@@ -17,7 +17,8 @@ from turnwise.inspect.gantt import gantt_json
 from turnwise.inspect.overview import run_json, run_row
 from turnwise.inspect.page_files import single_page
 from turnwise.inspect.runs import Run, Runs, printable
-from turnwise.types import Json
+from turnwise.log.metrics import judged
+from turnwise.types import Json, Status
 
 MOST_STEPS = 8
 """Steps whose episodes are in an export where none are asked for."""
@@ -66,7 +67,9 @@ def export_comparison(paths: Sequence[Path]) -> str:
     data: Data = {"/api/runs": {"root": "", "runs": [], "skipped": []}}
     for run in runs:
         found, _ = run_data(run, none)
-        data["/api/runs"]["runs"] += found.pop("/api/runs")["runs"]
+        listed = found.pop("/api/runs")
+        data["/api/runs"]["runs"] += listed["runs"]
+        data["/api/runs"]["skipped"] += listed["skipped"]
         data |= found
     names = ",".join(encoded(run.name) for run in runs)
     data[f"/api/compare?runs={names}"] = compare_runs(runs)
@@ -101,19 +104,24 @@ def run_data(run: Run, chosen: Chosen, *, running: bool | None = None) -> tuple[
     steps: dict[str, list[int]] = {"step": [], "eval": []}
     errors: Counter[str] = Counter()
     for split, step in places:
-        rows = _read(run, split, step)
+        said = Skips()
+        rows = _read(run, split, step, said)
         errors.update(f"{row.status}: {row.error[:200]}" for row in rows if row.error)
         wanted = _wanted(rows, run, split, step, chosen)
         if wanted:
             steps[split].append(step)
-            data |= _step_data(run, base, split, step, wanted)
+            data |= _step_data(run, base, split, step, wanted, skipped=said.words())
     metrics, thinned = _metrics(run)
     skips = Skips()
     row = run_row(run, skips, until=math.inf, running=running)
     about = run_json(run, running=running, errors=lambda: errors.most_common(3))
     known = sum(map(len, about["steps"].values()))
     data |= {
-        "/api/runs": {"root": "", "runs": [row], "skipped": skips.words()},
+        "/api/runs": {
+            "root": "",
+            "runs": [row],
+            "skipped": [{"name": run.name, "reason": words} for words in skips.words()],
+        },
         base: about | {"steps": steps},
         f"{base}/metrics": metrics,
     }
@@ -122,7 +130,7 @@ def run_data(run: Run, chosen: Chosen, *, running: bool | None = None) -> tuple[
     if inside < known:
         note += (
             f"Episodes of {inside} of {known} stored steps are in this file. "
-            f"`turnwise report {run.name} --step N` puts in others; `turnwise inspect` shows all."
+            "`turnwise report RUN --step N` puts in others; `turnwise inspect` shows all."
         )
     return data, note
 
@@ -184,11 +192,15 @@ def _places(run: Run, chosen: Chosen) -> list[Place]:
     ]
 
 
-def _read(run: Run, split: str, step: int) -> list[EpisodeRow]:
+def _read(run: Run, split: str, step: int, skips: Skips) -> list[EpisodeRow]:
     try:
-        return [row for row, _ in read_rows(run.folder, split, step, Skips())]
+        rows = [row for row, _ in read_rows(run.folder, split, step, skips)]
     except OSError:
         return []
+    played = [row for row in rows if not Status(row.status).failed]
+    known = judged([(row.env, row.success) for row in played])
+    success = {row.row: won for row, won in zip(played, known, strict=True)}
+    return [row._replace(success=success.get(row.row, row.success)) for row in rows]
 
 
 def _wanted(
@@ -204,7 +216,15 @@ def _wanted(
     return sorted(evenly(ranked, chosen.episodes))
 
 
-def _step_data(run: Run, base: str, split: str, step: int, rows: Sequence[EpisodeRow]) -> Data:
+def _step_data(
+    run: Run,
+    base: str,
+    split: str,
+    step: int,
+    rows: Sequence[EpisodeRow],
+    *,
+    skipped: Sequence[str],
+) -> Data:
     place = f"split={split}&step={step}"
     shown = [row.to_json(split, step) for row in rows]
     data: Data = {}
@@ -222,9 +242,9 @@ def _step_data(run: Run, base: str, split: str, step: int, rows: Sequence[Episod
             "episodes": shown,
             "statuses": counts["status"],
             "envs": counts["env"],
-            "skipped": [],
+            "skipped": list(skipped),
         },
-        f"{base}/groups?{place}": {"groups": groups_json(shown), "skipped": []},
+        f"{base}/groups?{place}": {"groups": groups_json(shown), "skipped": list(skipped)},
         f"{base}/gantt?{place}": gantt_json(run, split, step, shown),
     }
 

@@ -139,14 +139,20 @@ class RunFolder:
             skips.add(f"{name} cannot be read: {why(error)}")
             return None
 
-    def rows(self, name: str, read: Callable[[dict[str, Json]], T], skips: Skips) -> list[T]:
+    def rows(
+        self, name: str, read: Callable[[dict[str, Json]], T], skips: Skips, *, whole: bool = False
+    ) -> list[T]:
         """The objects of a file of JSON lines, converted by `read`, without those that cannot be
-        read. Empty where there is no file."""
+        read. Empty where there is no file.
+
+        Args:
+            whole: the file is complete, so a torn line at its end is damage.
+        """
         try:
             with self.open(name) as file:
                 return [
                     one
-                    for line in lines(file)
+                    for line in lines(file, torn=said_torn(name, skips) if whole else None)
                     if (one := take(line, read, skips, name=name)) is not None
                 ]
         except FileNotFoundError:
@@ -154,6 +160,13 @@ class RunFolder:
         except OSError as error:
             skips.add(f"{name} cannot be read: {error.strerror or error}")
             return []
+
+    def is_torn(self, name: str) -> bool:
+        """Whether the file ends in the middle of a line."""
+        with suppress(OSError), self.open(name) as file:
+            size = file.seek(0, os.SEEK_END)
+            return size > 0 and file.seek(size - 1) >= 0 and file.read(1) != b"\n"
+        return False
 
     def step_files(self, kind: str) -> list[StepFile]:
         """The files of episodes, credit or timings, in order. Empty where there is no folder."""
@@ -184,8 +197,19 @@ def step_name(kind: str, split: str, step: int) -> str:
     return f"{kind}/{split}_{step:06d}.jsonl"
 
 
-def lines(file: BinaryIO) -> Iterator[Line]:
-    """The whole lines from the file's position on. One without a newline is still being written."""
+def said_torn(name: str, skips: Skips) -> Callable[[int], None]:
+    """Says that a file ends in the middle of a line, given its number from 0. Files of a step are
+    written whole and renamed: there it is damage."""
+    return lambda number: skips.add(f"{name} ends in the middle of line {number + 1}")
+
+
+def lines(file: BinaryIO, *, torn: Callable[[int], None] | None = None) -> Iterator[Line]:
+    """The whole lines from the file's position on. A last one without a newline is left out: it is
+    still being written, or torn.
+
+    Args:
+        torn: is told the number of such a line.
+    """
     start, number, limit = file.tell(), 0, MAX_LINE
     while data := file.readline(limit):
         size = len(data)
@@ -194,8 +218,10 @@ def lines(file: BinaryIO) -> Iterator[Line]:
             data = file.readline(1024 * 1024)
             size += len(data)
             if not data:
-                return
+                break
         if not data.endswith(b"\n"):
+            if torn is not None:
+                torn(number)
             return
         yield Line(number, start, None if long else data)
         start, number = start + size, number + 1

@@ -1,6 +1,8 @@
 """One game: an episode that AgentProxy plays in a thread, a turn whenever the page asks for it."""
 
 import asyncio
+import contextlib
+import math
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -11,8 +13,9 @@ from turnwise.config.schema import Config, FormatConfig
 from turnwise.envs.base import EnvError
 from turnwise.evaluate.evaluation import PolicyPlayer
 from turnwise.evaluate.person import write_actions, written_call
-from turnwise.evaluate.players import Player, PlayerSpeaker, Situation
-from turnwise.inspect.boards import last_board
+from turnwise.evaluate.players import ChatPlayer, Player, PlayerSpeaker, Situation
+from turnwise.generate.openai import SaidToken
+from turnwise.inspect.boards import shown_state
 from turnwise.inspect.episode import message_json, turn_json
 from turnwise.inspect.episode_rows import number
 from turnwise.inspect.folder import InspectError
@@ -26,6 +29,7 @@ from turnwise.types import Json, Message, Turn
 
 SPLIT = "val"
 MOST_ACTIONS = 500
+MOST_ALTERNATIVES = 5
 Shown = tuple[list[dict[str, Json]], list[Json]]
 """(tokens, alternatives) of a turn."""
 
@@ -56,6 +60,8 @@ class Game:
         self.state: Literal["busy", "waiting", "over"] = "busy"
         self.agent: Agent | None = None
         self.error: str | None = None
+        self.rendered = ""
+        """The state as the environment draws it."""
         self._speaker = speaker(self)
         self._tokens = tokens
         self._shown: list[Shown] = []
@@ -130,7 +136,7 @@ class Game:
             "seed": self.seed,
             "player": self.player,
             "messages": [message_json(message) for message in messages],
-            "board": last_board([message.content for message in messages]),
+            "board": shown_state(self.rendered, [message.content for message in messages]),
             "actions": None if self.actions is None else list(self.actions)[:MOST_ACTIONS],
             "tools": [dict(tool) for tool in tools],
             "turns": rows,
@@ -196,6 +202,7 @@ class Watched:
         self.inner.open(agent)
 
     async def reply(self, agent: Agent) -> EnvInput:
+        await self._look(agent)
         if not self.gate:
             return await self.inner.reply(agent)
         await self.game.wait_for_page()
@@ -207,7 +214,14 @@ class Watched:
         return self.inner.final_ids(agent)
 
     async def close(self, agent: Agent) -> None:
+        await self._look(agent)
         await self.inner.close(agent)
+
+    async def _look(self, agent: Agent) -> None:
+        """Keeps what the environment draws. A drawing that fails ends no game."""
+        if agent.opening is not None:
+            with contextlib.suppress(EnvError):
+                self.game.rendered = str(await agent.handle.hint("board", 0) or "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,6 +254,37 @@ def player_speaker(game: Game, player: Player) -> Speaker:
     return Watched(game, speaker, gate=True, alone=threading.Lock())
 
 
+@dataclass(slots=True)
+class ToldPlayer:
+    """A model behind an API, whose last reply is kept token by token."""
+
+    player: ChatPlayer
+    said: tuple[SaidToken, ...] = ()
+
+    @property
+    def name(self) -> str:
+        return self.player.name
+
+    async def reply(self, situation: Situation) -> Message:
+        asked = situation.messages, self.player.sampling, situation.tools
+        message, said = await self.player.client.chat_tokens(*asked, most=MOST_ALTERNATIVES)
+        # Calls of tools are no part of a told reply: shown by its tokens, it would lack them.
+        self.said = () if message.tool_calls else said
+        return message
+
+    def tokens(self, turns: Sequence[Turn]) -> Shown:
+        """The last reply's tokens, and what could have been in their place."""
+        tokens: list[dict[str, Json]] = []
+        others: list[Json] = []
+        for one in self.said:
+            tokens.append({"text": one.text, "logprob": number(one.logprob)})
+            listed = one.others[: 2 * MOST_ALTERNATIVES]
+            if all(text != one.text for text, _ in listed):
+                listed = (*listed, (one.text, one.logprob))
+            others.append([{"text": text, "p": _share(logprob)} for text, logprob in listed])
+        return tokens, others
+
+
 def policy_speaker(game: Game, policy: PolicyPlayer, *, alone: threading.Lock) -> Speaker:
     """Speaks for a policy, a turn at a time, as it is evaluated."""
     rollout = game.config.rollout
@@ -266,15 +311,24 @@ def policy_tokens(
         before = (*(() if parent is None else path_ids(turns, parent)), *turn.prompt_ids)
         said = turn.completion
         with alone:
-            found = likeliest(policy.model, before, said.ids, temperature=temperature)
+            found = likeliest(
+                policy.model, before, said.ids, temperature=temperature, most=MOST_ALTERNATIVES
+            )
         tokens = [
-            {"text": piece(token), "logprob": number(logprob), "mask": True}
+            {"text": piece(token), "logprob": number(logprob)}
             for token, logprob in zip(said.ids, said.logprobs, strict=True)
         ]
+        for row, token, logprob in zip(found, said.ids, said.logprobs, strict=True):
+            if all(one != token for one, _ in row):
+                row.append((token, math.exp(logprob)))
         others = [[{"text": piece(one), "p": number(share)} for one, share in row] for row in found]
         return tokens, others
 
     return show
+
+
+def _share(logprob: float) -> float | None:
+    return number(math.exp(min(logprob, 0.0)))
 
 
 def _answer(asked: "asyncio.Future[str]", action: str) -> None:

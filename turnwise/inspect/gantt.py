@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from turnwise.inspect.episode_rows import number
-from turnwise.inspect.folder import Skips, lines, step_name, take
+from turnwise.inspect.folder import Skips, lines, said_torn, step_name, take
 from turnwise.inspect.runs import Run
 from turnwise.types import Json
 
@@ -24,7 +24,7 @@ def gantt_json(
 
     try:
         with run.folder.open(name) as file:
-            for line in lines(file):
+            for line in lines(file, torn=said_torn(name, skips)):
                 found = take(line, read, skips, name=name)
                 if found is not None and found["row"] is not None:
                     episodes.append(found)

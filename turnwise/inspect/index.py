@@ -20,9 +20,9 @@ from typing import Any
 
 from turnwise.inspect.episode_rows import EpisodeRow, read_rows, shown_row
 from turnwise.inspect.folder import RunFolder, Skips, StepFile, step_name
-from turnwise.types import Json
+from turnwise.types import Json, Status
 
-VERSION = 1
+VERSION = 2
 """Of the tables. An index of another version is built again."""
 KEPT_DAYS = 30
 """Age after the last use at which an index is deleted."""
@@ -145,6 +145,7 @@ class EpisodeIndex:
                 name = step_name("episodes", file.split, file.step)
                 skips.add(f"{name} cannot be read: {error.strerror or error}")
             _insert(database, file, batch)
+            _judge(database, file)
             said = "\n".join(words.replace("\n", " ") for words in skips.words())
             database.execute(
                 "INSERT INTO files VALUES(?, ?, ?, ?, ?, ?)",
@@ -291,6 +292,16 @@ def _insert(
     for row, text in found:
         key = database.execute(query, (file.split, file.step, *row)).lastrowid
         database.execute("INSERT INTO texts VALUES(?, ?)", (key, text))
+
+
+def _judge(database: sqlite3.Connection, file: StepFile) -> None:
+    """Counts episodes as failed that heard nothing of success where others of their environment
+    did, as `turnwise.log.metrics.judged` does."""
+    failed = ", ".join(f"'{status.value}'" for status in Status if status.failed)
+    played = f"split = ? AND step = ? AND status NOT IN ({failed})"
+    speaking = f"SELECT env FROM episodes WHERE {played} AND success IS NOT NULL"
+    query = f"UPDATE episodes SET success = 0 WHERE {played} AND success IS NULL"
+    database.execute(f"{query} AND env IN ({speaking})", (file.split, file.step) * 2)
 
 
 def _select(database: sqlite3.Connection, keys: Sequence[int]) -> list[dict[str, Json]]:

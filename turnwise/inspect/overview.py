@@ -18,6 +18,8 @@ from turnwise.types import Json
 LIST_SECONDS = 0.4
 """Time that the first answer spends on runs that it does not know yet."""
 EXAMINED = ("metrics.jsonl", "events.jsonl", "ledger.jsonl", "summary.json")
+GROWING = ("metrics.jsonl", "timings.jsonl", "events.jsonl", "ledger.jsonl")
+"""Files that are written a line at a time."""
 Errors = Callable[[], Sequence[tuple[str, int]]]
 """Finds the most frequent errors of failed episodes."""
 _UNTIL_THE_END = ("unfinished", "no_improvement")
@@ -91,6 +93,10 @@ def run_json(
     run.head.follow(run.folder, until=time.monotonic() + 5.0)
     events = run.folder.rows("events.jsonl", event_row, skips)
     ledger = _ledger(run, skips)
+    if state != "running":
+        for name in GROWING:
+            if run.folder.is_torn(name):
+                skips.add(f"{name} ends in the middle of a line, which is left out")
     steps: dict[str, list[int]] = {"step": [], "eval": []}
     for file in run.folder.step_files("episodes"):
         steps[file.split].append(file.step)

@@ -122,18 +122,21 @@ class Games:
         refuse_code(config, self._named)
         from turnwise.evaluate.baselines import ExpertPlayer
         from turnwise.evaluate.players import RandomPlayer, chat_player
-        from turnwise.inspect.game import Game, person_speaker, player_speaker
+        from turnwise.inspect.game import Game, ToldPlayer, person_speaker, player_speaker
         from turnwise.rollout.speakers import PlayerError
 
         name = secrets.token_urlsafe(12)
         if player == "person":
             return Game(name, config, seed=seed, player=player, speaker=person_speaker)
+        tokens = None
         if player in ("random", "expert"):
             who: Any = RandomPlayer() if player == "random" else ExpertPlayer()
         elif player.startswith("openai:"):
             where = player[7:]
             try:
-                who = chat_player(where, config, api_key=key_for(where.partition("#")[0]))
+                key = key_for(where.partition("#")[0])
+                who = ToldPlayer(chat_player(where, config, api_key=key))
+                tokens = who.tokens
             except PlayerError as error:
                 raise InspectError(str(error), status=422) from None
         else:
@@ -148,6 +151,7 @@ class Games:
             seed=seed,
             player=player,
             speaker=lambda game: player_speaker(game, who),
+            tokens=tokens,
         )
 
     def _policy_game(self, run: Run, env: str, options: dict[str, Json], seed: int) -> "Game":

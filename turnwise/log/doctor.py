@@ -34,6 +34,8 @@ class Diagnosis:
     severity: Literal["problem", "warning", "note"]
     evidence: str
     advice: str
+    metrics: tuple[str, ...] = ()
+    """What it was read from: `turnwise inspect` shows it under these curves."""
 
     def __str__(self) -> str:
         return f"{self.severity.upper()} {self.name}: {self.evidence}\n  -> {self.advice}"
@@ -166,6 +168,7 @@ def not_finite(chart: Chart) -> Diagnosis | None:
     return Diagnosis(
         name="not_finite",
         severity="problem",
+        metrics=tuple(sorted(chart.not_finite)),
         evidence=(
             f"{len(chart.not_finite)} metrics were not finite; the first was {name} in step {step}"
         ),
@@ -186,12 +189,14 @@ def zero_variance_groups(chart: Chart) -> Diagnosis | None:
         return Diagnosis(
             name="zero_variance_groups",
             severity="note",
+            metrics=("rollout/zero_variance_groups",),
             evidence=f"{share:.0%} of the groups have one reward, because success is {success:.0%}",
             advice="the tasks are solved; take harder ones if there is more to learn",
         )
     return Diagnosis(
         name="zero_variance_groups",
         severity="problem" if relative else "warning",
+        metrics=("rollout/zero_variance_groups",),
         evidence=(
             f"in {share:.0%} of the groups every episode got the same reward (mean over the last "
             "steps)"
@@ -213,6 +218,7 @@ def idle_steps(chart: Chart) -> Diagnosis | None:
     return Diagnosis(
         name="idle_steps",
         severity="problem" if share > 0.5 else "warning",
+        metrics=("train/idle",),
         evidence=f"{share:.0%} of the steps changed nothing: no episode had an advantage",
         advice=(
             "every reward was the same; see zero_variance_groups, and look at episodes with "
@@ -229,6 +235,7 @@ def collapsed(chart: Chart) -> Diagnosis | None:
     return Diagnosis(
         name="collapsed",
         severity="problem",
+        metrics=("rollout/top_reply", "rollout/success"),
         evidence=(
             f"every reply is the same and nothing succeeds: in the last {chart.collapsed} steps no "
             f"episode succeeded, and {top:.0%} of the replies are one text"
@@ -248,6 +255,7 @@ def template_collapse(chart: Chart) -> Diagnosis | None:
     return Diagnosis(
         name="template_collapse",
         severity="note" if solved else "problem",
+        metrics=("rollout/top_reply",),
         evidence=(
             f"{top:.0%} of all replies are the same text, over about {states * turns:.0f} "
             "different states"
@@ -274,6 +282,7 @@ def blind_policy(chart: Chart) -> Diagnosis | None:
     return Diagnosis(
         name="blind_policy",
         severity="problem",
+        metrics=("rollout/observation_information",),
         evidence=(
             f"the policy does not depend on the observation: what it sees decides {share:.1%} of "
             f"the choice between its replies, over about {states * turns:.0f} different states"
@@ -298,6 +307,7 @@ def no_better_than_blind(chart: Chart) -> Diagnosis | None:
     return Diagnosis(
         name="no_better_than_blind",
         severity="problem",
+        metrics=("eval/success",),
         evidence=(
             f"held-out success is {reached:.1%}, and a player that never looks reaches "
             f"{unseeing:.1%} on the same tasks"
@@ -321,6 +331,7 @@ def entropy_gone(chart: Chart) -> Diagnosis | None:
     return Diagnosis(
         name="entropy_gone",
         severity="problem",
+        metrics=(name,),
         evidence=f"the entropy per token fell from {first:.3g} to {last:.3g} nats"
         + ("" if success is None else f" while success is {success:.0%}"),
         advice=(
@@ -345,6 +356,7 @@ def length_growth(chart: Chart) -> Diagnosis | None:
     return Diagnosis(
         name="length_growth",
         severity="problem" if cut > 0.5 else "warning",
+        metrics=("rollout/reply_tokens", "rollout/cut_replies"),
         evidence=f"{sizes}{cut:.0%} of them are cut at rollout.max_response_tokens",
         advice=(
             "a cut reply has no end-of-turn token and mostly no action; raise "
@@ -364,6 +376,7 @@ def format_collapse(chart: Chart) -> Diagnosis | None:
     return Diagnosis(
         name="format_collapse",
         severity="problem" if fell else "warning",
+        metrics=("rollout/format_valid",),
         evidence=f"only {last:.0%} of the replies hold an action"
         + (f", down from {best:.0%}" if fell else ""),
         advice=(
@@ -382,6 +395,7 @@ def empty_thoughts(chart: Chart) -> Diagnosis | None:
     return Diagnosis(
         name="empty_thoughts",
         severity=_thought_severity(chart),
+        metrics=("rollout/thought_empty",),
         evidence=f"{share:.0%} of the thoughts are empty, and env.format.think asks for them",
         advice=(
             "the policy answers without thinking. If it does no worse, set env.format.think: false "
@@ -399,6 +413,7 @@ def copied_thoughts(chart: Chart) -> Diagnosis | None:
     return Diagnosis(
         name="copied_thoughts",
         severity=_thought_severity(chart),
+        metrics=("rollout/thought_copied",),
         evidence=(
             f"{share:.0%} of the thoughts stand word for word in the prompt; {distinct:.0%} of the "
             "thoughts are different"
@@ -429,6 +444,7 @@ def critic_useless(chart: Chart) -> Diagnosis | None:
     return Diagnosis(
         name="critic_useless",
         severity="warning" if last > -0.5 else "problem",
+        metrics=("critic/explained_variance",),
         evidence=f"the critic explains {last:.1%} of the variance of the returns",
         advice=(
             "advantages are then as noisy as the returns themselves; raise train.critic_lr, give "
@@ -449,6 +465,7 @@ def sampler_mismatch(chart: Chart) -> Diagnosis | None:
     return Diagnosis(
         name="sampler_mismatch",
         severity="problem" if mean > 0.05 else "warning",
+        metrics=("train/gap_mean", "train/gap_max"),
         evidence=(
             f"sampler and trainer differ by {mean:.3g} per token in log-prob (largest "
             f"{largest:.3g})"
@@ -470,6 +487,7 @@ def environment_failures(chart: Chart) -> Diagnosis | None:
     return Diagnosis(
         name="environment_failures",
         severity="problem" if share > 0.1 else "warning",
+        metrics=("rollout/failures", "rollout/retries"),
         evidence=f"{failures:.0f} of {failures + played:.0f} episodes failed, "
         f"{retries:.0f} were started again" + (f" ({seen})" if seen else ""),
         advice="failed episodes are dropped, never rewarded; run `turnwise check-env NAME`, raise "
@@ -491,6 +509,7 @@ def turn_limit(chart: Chart) -> Diagnosis | None:
     return Diagnosis(
         name="turn_limit",
         severity="warning",
+        metrics=("rollout/status/truncated_turns",),
         evidence=(f"{share:.0%} of the episodes end at the turn limit ({limit})"),
         advice=(
             "if that is too few to reach the goal, raise train.max_turn or "
@@ -506,6 +525,7 @@ def large_updates(chart: Chart) -> Diagnosis | None:
     return Diagnosis(
         name="large_updates",
         severity="warning",
+        metrics=("train/clip_fraction", "train/approx_kl"),
         evidence=(
             f"{clipped or 0.0:.0%} of the tokens are clipped, the policy moves by KL "
             f"{kl or 0.0:.3g} in a step"
@@ -526,6 +546,7 @@ def no_improvement(chart: Chart) -> Diagnosis | None:
     return Diagnosis(
         name="no_improvement",
         severity="problem" if worse else "warning",
+        metrics=(f"eval/{key}",),
         evidence=f"held-out {key} went from {old:.3f} to {new:.3f}"
         + (", which is worse" if worse else "; the 95 % intervals overlap"),
         advice=(

@@ -124,6 +124,7 @@ export function useKeys(keys) {
       if (event.defaultPrevented || event.ctrlKey || event.metaKey || event.altKey) return;
       const at = event.target;
       if (at.closest && at.closest("input, textarea, select")) return;
+      if (event.key === " " && at.closest && at.closest("button, a, summary")) return; // it presses what has the focus
       const action = Object.hasOwn(latest.current, event.key) ? latest.current[event.key] : null;
       if (action) {
         event.preventDefault();
@@ -169,8 +170,8 @@ export const isNumber = (value) => typeof value === "number" && Number.isFinite(
 /** A number in at most four digits. */
 export function figure(value) {
   if (!isNumber(value)) return "–";
-  if (value === 0) return "0";
   const size = Math.abs(value);
+  if (size < 1e-12) return "0"; // what is left of sums that cancel
   const text = size >= 1e5 || size < 1e-3 ? size.toExponential(1).replace("e+", "e") : size >= 1000 ? Math.round(size).toLocaleString("en") : String(Number(size.toPrecision(3)));
   return value < 0 ? `−${text}` : text;
 }

@@ -134,7 +134,8 @@ function bounds(curves, lines) {
   for (const curve of curves) for (const list of [curve.y, curve.low, curve.high]) (list || []).forEach(see);
   for (const line of lines) see(line.value);
   if (low > high) return [0, 1];
-  const room = (high - low || Math.abs(high) || 1) * 0.06;
+  const size = [high - low, Math.abs(high), 1].find((one) => one > 1e-12); // rounding is no range
+  const room = size * 0.06;
   return [low - room, high + room];
 }
 
@@ -267,7 +268,7 @@ function plotOptions({ width, height, dark, curves, smoothing, log, current, onC
     legend: { show: false },
     cursor: { sync: { key: "steps" }, points: { size: 7 }, y: false, drag: { x: true, y: false } },
     scales: {
-      x: { time: false, range: (plot, low, high) => (low === high ? [low - 1, high + 1] : [low, high]) },
+      x: { time: false, range: (plot, low, high) => (plot.data[0].length === 1 ? [plot.data[0][0] - 1, plot.data[0][0] + 1] : [low, high]) },
       y: log && allPositive(curves) ? { distr: 3 } : { range: () => bounds(current().curves, current().lines) },
     },
     axes: [
@@ -301,7 +302,7 @@ export function Chart({ title, curves, lines = [], marks = [], smoothing = 0, lo
   const inked = useMemo(() => curves.map((curve) => ({ ...curve, ink: cssColour(curve.colour.slice(4, -1)) })), [curves, dark]);
   const latest = useRef(null);
   latest.current = { curves: inked, lines, marks, bands };
-  const shape = `${dark} ${smoothing} ${log} ${inked.map((curve) => curve.ink + (curve.x.length <= 40)).join()}`;
+  const shape = `${dark} ${smoothing} ${log && allPositive(inked)} ${inked.map((curve) => curve.ink + (curve.x.length <= 40)).join()}`;
   const data = useMemo(() => plotData(inked, smoothing), [inked, smoothing]);
 
   useLayoutEffect(() => {

@@ -119,7 +119,7 @@ function OneEpisode({ run, place, episode, colouring, range, selected, onSelect,
       : html`<div class="with-side">
           ${conversation}
           <aside class="side" aria-label="Selected turn">
-            ${turn ? html`<${TurnFacts} turn=${turn} before=${selected ? turns[selected - 1].board : episode.board} index=${selected} count=${turns.length} />` : null}
+            ${turn ? html`<${TurnFacts} turn=${turn} before=${turn.before} index=${selected} count=${turns.length} />` : null}
             <${ContextTree} contexts=${episode.contexts || []} turns=${turns} onSelect=${onSelect} selected=${turn?.context} />
             <${Siblings} run=${run} episode=${episode} address=${address} />
           </aside>

@@ -18,17 +18,17 @@ export function filterOf(query, steps) {
 /** The answer of the list of episodes. An export filters what it carries itself. */
 export async function askEpisodes(run, filter, { offset = 0, limit = PAGE } = {}) {
   if (!exported) return get(runUrl(run, "/episodes", { ...filter, offset, limit }));
-  const there = await storedEpisodes(run, filter);
+  const answers = await storedAnswers(run, filter);
+  const there = answers.flatMap((answer) => answer.episodes);
   const found = there.filter((one) => passes(one, run, filter)).sort(ORDERS[filter.sort] || ORDERS.order);
-  return { total: found.length, episodes: found.slice(offset, offset + limit), statuses: countBy(there, "status"), envs: countBy(there, "env") };
+  return { total: found.length, episodes: found.slice(offset, offset + limit), statuses: countBy(there, "status"), envs: countBy(there, "env"), skipped: answers.flatMap((answer) => answer.skipped || []) };
 }
 
-/** The episodes of an export, of one step or of all its steps. */
-async function storedEpisodes(run, filter) {
+/** The answers of an export, of one step or of all its steps. */
+async function storedAnswers(run, filter) {
   const known = (await get(runUrl(run))).steps?.[filter.split] || [];
   const chosen = filter.step === "all" ? known : known.filter((step) => String(step) === String(filter.step));
-  const answers = await Promise.all(chosen.map((step) => get(runUrl(run, "/episodes", { split: filter.split, step }))));
-  return answers.flatMap((answer) => answer.episodes);
+  return Promise.all(chosen.map((step) => get(runUrl(run, "/episodes", { split: filter.split, step }))));
 }
 
 const ORDERS = {
@@ -48,7 +48,9 @@ function passes(one, run, filter) {
   if (filter.max_reward && !(one.reward <= Number(filter.max_reward))) return false;
   if (!filter.text) return true;
   const whole = exported[runUrl(run, "/episode", { split: one.split, step: one.step, row: one.row })];
-  const texts = [one.id, one.task, one.first, ...(whole ? whole.turns.flatMap((turn) => [turn.text, ...turn.messages.map((message) => message.content)]) : [])];
+  // The texts that the server searches: the system message is the same everywhere.
+  const said = (messages) => (messages || []).filter((message) => message.role !== "system").map((message) => message.content);
+  const texts = [one.task, one.error, one.first, ...(whole ? [...said(whole.prompt), ...whole.turns.flatMap((turn) => [turn.text, turn.action, ...said(turn.messages)])] : [])];
   return texts.some((text) => asText(text).toLowerCase().includes(filter.text.toLowerCase()));
 }
 
@@ -79,7 +81,8 @@ export function EpisodesView({ run, detail, query }) {
   // The filter is read when the change happens: an input acts a moment after it was typed into, and
   // another filter may have changed since.
   const change = (changes) => {
-    const now = readRoute().query;
+    const { parts, query: now } = readRoute();
+    if (parts[0] !== "run" || parts[1] !== run || parts[2] !== "episodes") return; // the view was left
     const next = { ...filterOf(now, detail.steps), view: now.view, ...changes };
     go(linkTo(["run", run, "episodes"], next), { replace: true });
   };
@@ -87,16 +90,17 @@ export function EpisodesView({ run, detail, query }) {
   useEffect(() => {
     if (!query.step && filter.step !== "all") change({});
   }, [query.step, filter.step]);
-  const key = JSON.stringify([filter, offset]);
-  const state = useEpisodes(run, filter, offset, key);
   const known = detail.steps?.[filter.split] || [];
+  // All steps of a live run become more.
+  const key = JSON.stringify([filter, offset, filter.step === "all" ? known.length : null]);
+  const state = useEpisodes(run, filter, offset, key);
   if (!(detail.steps?.step?.length || detail.steps?.eval?.length)) return html`<p class="quiet">${exported ? "No episodes are in this file." : "No episodes are stored yet."}</p>`;
   return html`<section aria-label="Episodes">
     <${FilterBar} filter=${filter} known=${known} answer=${state.data} change=${change} grouped=${grouped} />
     ${state.error ? html`<${Note} kind="error">${state.error}<//>` : null}
     ${grouped
       ? html`<${GroupList} run=${run} filter=${filter} />`
-      : html`<${EpisodeTable} run=${run} filter=${filter} answer=${state.data} offset=${offset} change=${change} />`}
+      : html`<${EpisodeTable} run=${run} filter=${filter} failed=${state.error !== null} answer=${state.data} offset=${offset} change=${change} />`}
   </section>`;
 }
 
@@ -126,10 +130,15 @@ function useEpisodes(run, filter, offset, key, limit = PAGE) {
 }
 
 function FilterBar({ filter, known, answer, change, grouped }) {
-  const counts = (table) => Object.entries(table || {}).map(([name, count]) => [name, `${name.replaceAll("_", " ")} (${count})`]);
+  // A value that no episode of this step has is offered too while it filters.
+  function counts(table, used) {
+    const found = Object.entries(table || {});
+    if (used && !found.some(([name]) => name === used)) found.push([used, table ? 0 : "…"]);
+    return found.map(([name, count]) => [name, `${name.replaceAll("_", " ")} (${count})`]);
+  }
   const place = known.indexOf(Number(filter.step));
-  const statuses = counts(answer?.statuses);
-  const envs = counts(answer?.envs);
+  const statuses = counts(answer?.statuses, filter.status);
+  const envs = counts(answer?.envs, filter.env);
   return html`<form class="filters" onSubmit=${(event) => event.preventDefault()}>
     <${Segments} label="Split" value=${filter.split} options=${[["step", "Training"], ["eval", "Evaluation"]]} onChange=${(split) => change({ split, step: "" })} />
     <div class="stepper">
@@ -164,20 +173,26 @@ function Late({ label, type, value, placeholder, onChange, wide }) {
   useEffect(() => {
     if (!timer.current) setText(value);  // what is being typed is newer
   }, [value]);
-  useEffect(() => () => clearTimeout(timer.current), []);
-  function typed(event) {
-    const next = event.target.value;
-    setText(next);
+  const latest = useRef(null);
+  latest.current = onChange;
+  const typed = useRef("");
+  function count() {
     clearTimeout(timer.current);
-    timer.current = setTimeout(() => {
-      timer.current = 0;
-      onChange(next);
-    }, 300);
+    timer.current = 0;
+    latest.current(typed.current);
   }
-  return html`<${Field} label=${label} wide=${wide}><input type=${type} step="any" value=${text} placeholder=${placeholder} onInput=${typed} /><//>`;
+  // What was typed a moment before this went away counts too.
+  useEffect(() => () => timer.current && count(), []);
+  function type_(event) {
+    typed.current = event.target.value;
+    setText(typed.current);
+    clearTimeout(timer.current);
+    timer.current = setTimeout(count, 300);
+  }
+  return html`<${Field} label=${label} wide=${wide}><input type=${type} step="any" value=${text} placeholder=${placeholder} onInput=${type_} /><//>`;
 }
 
-function EpisodeTable({ run, filter, answer, offset, change }) {
+function EpisodeTable({ run, filter, failed, answer, offset, change }) {
   const [at, setAt] = useState(0);
   const body = useRef(null);
   const rows = answer?.episodes || [];
@@ -187,7 +202,7 @@ function EpisodeTable({ run, filter, answer, offset, change }) {
     body.current?.querySelectorAll("a.open")[next]?.focus();
   };
   useKeys({ j: () => focus(document.activeElement?.closest("tbody") ? at + 1 : at), k: () => focus(at - 1) });
-  if (!answer) return html`<p class="quiet" role="status">Loading episodes…</p>`;
+  if (!answer) return failed ? null : html`<p class="quiet" role="status">Loading episodes…</p>`;
   const most = Math.max(...rows.map((one) => Math.abs(one.reward ?? 0)), 1e-9);
   return html`
     <p class="count" role="status">${plural(answer.total, "episode")}${answer.total > PAGE ? `, ${offset + 1} to ${Math.min(offset + PAGE, answer.total)}` : ""}${indexing(answer)}</p>
@@ -243,6 +258,7 @@ function GroupList({ run, filter }) {
       <p class="count" role="status">${plural(groups.length, "group")}${flat ? `, ${flat} without variance (no signal for group-relative advantages)` : ""}. Pick two episodes of a group to see them side by side.</p>
       <${Choice} label="Sort by" value=${sort} options=${[["order", "order"], ["spread", "spread of rewards"], ["reward", "mean reward"]]} onChange=${setSort} />
     </div>
+    ${(state.data.skipped || []).map((words, index) => html`<${Note} key=${index} kind="warn">${asText(words)}<//>`)}
     <ul class="groups">
       ${groups.map((one) => html`<li key=${one.group} class="card">
         <div class="row"><b class="name">Group ${asText(one.group)}</b> <span class="quiet mono clip" title=${asText(one.task)}>${asText(one.task)}</span></div>

@@ -54,6 +54,7 @@ function Gantt({ run, split, step, answer }) {
   const sum = (kind) => rows.reduce((total, row) => total + row.bars.filter((bar) => bar.kind === kind).reduce((part, bar) => part + (bar.seconds || 0), 0), 0);
   const idle = sum("wait") + rows.reduce((total, row) => total + end - row.end, 0);
   const share = (value) => `${((100 * value) / (end * rows.length)).toFixed(value > 0 && value / (end * rows.length) < 0.01 ? 2 : 0)} %`;
+  const open = (row) => go(linkTo(["run", run, split, step, String(row.row)]));
   const ticks = [0, 0.25, 0.5, 0.75, 1].map((part) => part * end);
   return html`
     <div class="controls">
@@ -64,11 +65,13 @@ function Gantt({ run, split, step, answer }) {
       <${Choice} label="Sort by" value=${sort} options=${[["order", "order"], ["longest", "longest first"]]} onChange=${setSort} />
     </div>
     ${answer.note ? html`<p class="quiet">${asText(answer.note)}</p>` : null}
+    ${(answer.skipped || []).map((words, index) => html`<${Note} key=${index} kind="warn">${asText(words)}<//>`)}
     <div class="gantt" onMouseLeave=${() => setOver(null)}><div ref=${box}>
-      ${width ? html`<svg width=${width} height=${shown.length * each + 26} role="img" aria-label=${`Timeline of ${plural(shown.length, "episode")} over ${seconds(end)}`}>
+      ${width ? html`<svg width=${width} height=${shown.length * each + 26} role="group" aria-label=${`Timeline of ${plural(shown.length, "episode")} over ${seconds(end)}`}>
         ${ticks.map((tick, index) => html`<g key=${index}><line class="grid" x1=${across(tick)} x2=${across(tick)} y1="16" y2=${shown.length * each + 20} />
           <text x=${across(tick)} y="11" text-anchor=${index === 0 ? "start" : index === 4 ? "end" : "middle"}>${seconds(tick)}</text></g>`)}
-        ${shown.map((row, place) => html`<g key=${row.row} class="episode-bars" onClick=${() => go(linkTo(["run", run, split, step, String(row.row)]))} onMouseEnter=${() => setOver(row)}>
+        ${shown.map((row, place) => html`<g key=${row.row} class="episode-bars" tabindex="0" role="link" aria-label=${rowWords(row)} onClick=${() => open(row)}
+            onKeyDown=${(event) => event.key === "Enter" && open(row)} onMouseEnter=${() => setOver(row)} onFocus=${() => setOver(row)}>
           <rect class="hit" x="0" y=${20 + place * each} width=${width} height=${each} />
           ${each > 10 ? html`<text x="0" y=${20 + place * each + each - 4}>${width < 600 ? row.row : asText(row.id).slice(0, 22)}</text>` : null}
           <rect class="wait" x=${across(0)} y=${21 + place * each} width=${across(end) - across(0)} height=${each - 2} />
@@ -77,6 +80,6 @@ function Gantt({ run, split, step, answer }) {
         </g>`)}
       </svg>` : null}
     </div></div>
-    <p class="quiet reading" role="status">${over ? rowWords(over) : "Point at a row; a click opens the episode."}</p>
+    <p class="quiet reading" role="status">${over ? rowWords(over) : "Point at a row, or walk with Tab. A click or Enter opens the episode."}</p>
     ${rows.length > shown.length ? html`<button type="button" onClick=${() => setAll(true)}>Show all ${rows.length}</button>` : null}`;
 }

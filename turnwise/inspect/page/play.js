@@ -29,9 +29,10 @@ export function PlayView({ query }) {
   function start(chosen) {
     setSettings(chosen);
     ask(async () => {
-      leave();
       const player = chosen.player === "openai" ? `openai:${chosen.url.trim()}` : chosen.player;
-      return send("POST", "/api/play", { env: chosen.env, options: readOptions(chosen.options), seed: readSeed(chosen.seed), player });
+      const next = await send("POST", "/api/play", { env: chosen.env, options: readOptions(chosen.options), seed: readSeed(chosen.seed), player });
+      leave(); // only now: what cannot be started ends no game
+      return next;
     });
   }
   const act = (action) => ask(() => send("POST", `/api/play/${encodeURIComponent(view.session)}/step`, action === null ? {} : { action }));
@@ -39,9 +40,9 @@ export function PlayView({ query }) {
   if (waiting) return waiting;
   return html`<section aria-label="Play">
     <div class="title"><h1>Play</h1></div>
-    <${StartForm} key=${view ? view.session : "new"} known=${envs.data} settings=${settings} onStart=${start} busy=${busy} />
+    <${StartForm} known=${envs.data} settings=${settings} onStart=${start} busy=${busy} />
     ${error ? html`<${Note} kind="error">${error}<//>` : null}
-    ${view ? html`<${Game} view=${view} busy=${busy} onAct=${act} onAgain=${() => start({ ...settings, seed: String(Number(settings.seed || 0) + 1) })} />` : null}
+    ${view ? html`<${Game} view=${view} busy=${busy} failed=${error !== null} onAct=${act} onAgain=${() => start({ ...settings, seed: String(Number(settings.seed || 0) + 1) })} />` : null}
   </section>`;
 }
 
@@ -78,6 +79,7 @@ export function readOptions(text) {
 
 function StartForm({ known, settings, onStart, busy }) {
   const [form, setForm] = useState(settings);
+  useEffect(() => setForm(settings), [settings]); // another game has another seed
   const set = (name) => (value) => setForm({ ...form, [name]: value });
   const typed = (name) => (event) => set(name)(event.target.value);
   const env = known.envs.find((one) => one.name === form.env);
@@ -106,7 +108,7 @@ function StartForm({ known, settings, onStart, busy }) {
 const PLAYER_WORDS = { person: "you", random: "random player", expert: "expert" };
 const playerWord = (one) => asText(one.label) || PLAYER_WORDS[one.name] || one.name;
 
-function Game({ view, busy, onAct, onAgain }) {
+function Game({ view, busy, failed, onAct, onAgain }) {
   const person = (view.player ?? "person") === "person";
   const past = useRef(null);
   const turns = view.turns || [];
@@ -114,6 +116,8 @@ function Game({ view, busy, onAct, onAgain }) {
   useEffect(() => {
     past.current.scrollTop = past.current.scrollHeight;
   }, [turns.length, view.session]);
+  // The button that began the game was disabled meanwhile, and lost the focus.
+  useEffect(() => past.current.focus({ preventScroll: true }), [view.session]);
   return html`<div class="with-side play">
     <div class="conversation" ref=${past} tabindex="0" role="log" aria-label="Conversation">
       ${(view.messages || []).length && !turns.length ? view.messages.map((message, index) => html`<${MessageView} key=${index} message=${message} />`) : html`<${Past} view=${view} turns=${turns} />`}
@@ -125,7 +129,7 @@ function Game({ view, busy, onAct, onAgain }) {
         ${view.board ? html`<${Board} text=${view.board} />` : null}
         ${view.done ? html`<${Ending} view=${view} onAgain=${onAgain} />` : person
           ? html`<${Hand} view=${view} busy=${busy} onAct=${onAct} />`
-          : html`<${Watch} busy=${busy} onAct=${onAct} done=${view.done} turns=${turns.length} />`}
+          : html`<${Watch} busy=${busy} failed=${failed} onAct=${onAct} done=${view.done} turns=${turns.length} />`}
       </div>
       ${!person && turns.length ? html`<${NextTokens} turn=${turns[turns.length - 1]} />` : null}
     </aside>
@@ -189,15 +193,18 @@ function ToolRow({ tool, onUse }) {
     <span class="quiet small"> ${asText(made.description)}</span></li>`;
 }
 
-function Watch({ busy, onAct, done, turns }) {
+function Watch({ busy, failed, onAct, done, turns }) {
   const [auto, setAuto] = useState(false);
   const next = () => busy || done || onAct(null);
   useKeys({ n: next, " ": next });
   useEffect(() => {
-    if (!auto || busy || done) return undefined;
+    if (failed) setAuto(false); // a game that is gone is not asked for ever
+  }, [failed]);
+  useEffect(() => {
+    if (!auto || failed || busy || done) return undefined;
     const timer = setTimeout(() => onAct(null), turns ? 900 : 0);
     return () => clearTimeout(timer);
-  }, [auto, busy, done, turns]);
+  }, [auto, failed, busy, done, turns]);
   return html`<div class="hand"><button type="button" class="primary" disabled=${busy} onClick=${next}>${busy ? "Thinking…" : "Next turn"}</button>
     <${Check} label="play on by itself" checked=${auto} onChange=${setAuto} /></div>`;
 }

@@ -121,8 +121,8 @@ function RunChart({ name, rows, marks, findings, look }) {
   <//>`;
 }
 
-/** Whether a finding speaks of this metric. */
-const mentions = (finding, name) => new RegExp(`(^|[^\\w/])${name.replace(/[.*+?^${}()|[\]\\]/g, "\\$&")}($|[^\\w/])`).test(`${finding.evidence} ${finding.advice}`);
+/** Whether a finding was read from this metric, or speaks of it. */
+const mentions = (finding, name) => (finding.metrics || []).includes(name) || new RegExp(`(^|[^\\w/])${name.replace(/[.*+?^${}()|[\]\\]/g, "\\$&")}($|[^\\w/])`).test(`${finding.evidence} ${finding.advice}`);
 
 function Outcome({ rows }) {
   if (!rows.length) return html`<div class="card"><h2>Held-out tasks</h2><p class="quiet">Nothing is evaluated yet.</p></div>`;
@@ -204,7 +204,7 @@ export function CompareView({ runs }) {
     ${waitingFor(state, "the comparison") || html`<div class="overview"><${Paired} answer=${state.data} /><${ConfigDiff} rows=${state.data.config || []} runs=${runs} /></div>`}
     <h2>Curves</h2>
     ${controls}
-    ${names.length ? html`<${Curves} names=${names} draw=${draw} search=${search} />` : html`<p class="quiet">Loading metrics…</p>`}
+    ${names.length ? html`<${Curves} names=${names} draw=${draw} search=${search} />` : html`<p class="quiet">${runs.every((run) => all[run]) ? "No metrics are written yet." : "Loading metrics…"}</p>`}
   </section>`;
 }
 
@@ -213,7 +213,9 @@ function RunRows({ run, keep }) {
   const state = useGet(runUrl(run), { every: 4000 });
   const metrics = useMetrics(run, state.data?.state === "running");
   const rows = useMemo(() => [...metrics.rows, ...metrics.timings], [metrics.rows, metrics.timings]);
-  useEffect(() => keep(run, rows), [run, rows]);
+  useEffect(() => {
+    if (metrics.loaded) keep(run, rows);
+  }, [run, rows, metrics.loaded]);
   if (state.error) return html` <${Pill} kind="bad">${state.error}<//>`;
   return state.data ? html` <${StatePill} state=${state.data.state} />` : null;
 }

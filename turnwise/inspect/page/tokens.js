@@ -7,7 +7,7 @@ export const COLOURINGS = {
   value: { label: "value", kind: "sequential" },
   return: { label: "return", kind: "sequential" },
   logprob: { label: "log-prob", kind: "sequential", low: "unlikely", high: "likely" },
-  gap: { label: "sampler gap", kind: "sequential", low: "equal", high: "far" },
+  gap: { label: "sampler gap", kind: "diverging", low: "trainer less likely", high: "more likely" },
   entropy: { label: "entropy", kind: "sequential", low: "sure", high: "unsure" },
   mask: { label: "trained or not", kind: "mask" },
   none: { label: "none", kind: "none" },
@@ -143,9 +143,9 @@ function TokenCard({ token, shown, alternatives }) {
   return html`<div class="token-card" ref=${card} role="status" style=${{ left: `${left}px`, top: `${shown.y}px` }}>
     <div class="mono">${JSON.stringify(asText(token.text))}</div>
     <table>
-      ${rows.map((name) => html`<tr key=${name}><th>${COLOURINGS[name].label}</th><td>${name === "advantage" ? signed(token[name]) : figure(token[name])}</td></tr>`)}
+      ${rows.map((name) => html`<tr key=${name}><th>${COLOURINGS[name].label}</th><td>${COLOURINGS[name].kind === "diverging" ? signed(token[name]) : figure(token[name])}</td></tr>`)}
       ${isNumber(token.logprob) ? html`<tr><th>probability</th><td>${figure(Math.exp(token.logprob))}</td></tr>` : null}
-      <tr><th>trained</th><td>${token.mask ? "yes" : "no"}</td></tr>
+      ${token.mask === undefined ? null : html`<tr><th>trained</th><td>${token.mask ? "yes" : "no"}</td></tr>`}
     </table>
     ${alternatives && alternatives.length ? html`<${Alternatives} list=${alternatives} chosen=${token.text} />` : null}
   </div>`;

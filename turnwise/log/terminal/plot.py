@@ -110,12 +110,36 @@ def _ticks(low: float, high: float, rows: int, *, percent: bool) -> dict[int, st
     def written(value: float) -> str:
         if percent:
             return f"{100 * value:.0f} %"
-        return f"{value:.2f}" if 0.005 <= abs(value) < 100 or not value else f"{value:.1e}"
+        return _number(value, span=high - low)
 
     found = {0: written(high), rows - 1: written(low)}
     if rows >= 7 and rows % 2:
         found[rows // 2] = written((low + high) / 2)
     return found
+
+
+def _number(value: float, *, span: float) -> str:
+    """The value in at most LABEL cells. What is small against the span of its axis is 0.
+
+    Example:
+        >>> _number(1.2e-3, span=1.0), _number(1.2e-3, span=2e-3), _number(-1.2e-3, span=2e-3)
+        ('0.00', '1.2e-3', '-1e-3')
+        >>> _number(-12.345, span=40.0), _number(1234.5, span=40.0), _number(-2e9, span=4e9)
+        ('-12.35', '1234', '-2.0e9')
+    """
+    size = abs(value)
+    if size < 0.005 * span:
+        return "0.00"
+    if 0.005 <= size < 99.995:
+        return f"{value:.2f}"
+    if 99.995 <= size < 99999:
+        return f"{value:.0f}"
+    for digits in (1, 0):
+        mantissa, _, exponent = f"{value:.{digits}e}".partition("e")
+        text = f"{mantissa}e{int(exponent)}"
+        if len(text) <= LABEL:
+            break
+    return text[:LABEL]
 
 
 def _labels(wanted: Sequence[tuple[str, int]], rows: int) -> dict[int, str]:

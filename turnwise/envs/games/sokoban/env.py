@@ -111,7 +111,7 @@ class SokobanEnv(BaseEnv):
         """The board of this seed."""
         refuse_keywords(kwargs, name="sokoban")
         self.start(self.level_of(seed or 0, split=split))
-        return self.render()
+        return self._text.of(self.board)
 
     def level_of(self, seed: int, *, split: str = "train") -> Level:
         """The level of a seed in one split."""
@@ -165,7 +165,8 @@ class SokobanEnv(BaseEnv):
         return self._text.of(board), reward, solved, out_of_steps, info
 
     def render(self) -> str:
-        return self._text.of(self.board)
+        """The drawn board, whatever is observed."""
+        return self.board.text(self._text.signs)
 
     def state_key(self) -> str | None:
         """The drawn board: where the player and the boxes are, on which walls and targets."""
