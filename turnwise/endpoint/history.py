@@ -70,7 +70,7 @@ class History:
     def said(self, place: Place, reply: Message, turn: int) -> None:
         """Adds the reply of a turn after the request's last message."""
         node = _Node(turn=turn, call_ids=tuple(call.id for call in reply.tool_calls))
-        place.node.children.setdefault(_key(reply), []).append(node)
+        place.node.children.setdefault(message_key(reply), []).append(node)
         self._newest = turn
 
     def cause(self, ask: Ask, place: Place) -> Cause:
@@ -91,7 +91,7 @@ class History:
 def _child(node: _Node, message: Message, *, programs: bool = False) -> _Node | None:
     """The node of the message after `node`. Of several equal replies: the one whose ids of calls
     the message has, else the newest."""
-    found = node.children.get(_key(message))
+    found = node.children.get(message_key(message))
     if programs and found is not None:
         found = [child for child in found if child.turn is None]
     if not found:
@@ -103,11 +103,12 @@ def _child(node: _Node, message: Message, *, programs: bool = False) -> _Node | 
 
 def _add(node: _Node, message: Message) -> _Node:
     child = _Node(call_ids=tuple(call.id for call in message.tool_calls))
-    node.children.setdefault(_key(message), []).append(child)
+    node.children.setdefault(message_key(message), []).append(child)
     return child
 
 
-def _key(message: Message) -> Key:
+def message_key(message: Message) -> Key:
+    """What a message says, whatever the form in which a program sends it."""
     content = message.content
     if message.role == "assistant":
         content = without_thoughts(content)[1]

@@ -18,6 +18,7 @@ from starlette.routing import Route
 
 from turnwise.chat.render import Renderer, Tokenizer, tools_key
 from turnwise.endpoint.asks import Ask, AskError, read_chat, read_responses
+from turnwise.endpoint.history import Key, message_key
 from turnwise.endpoint.replies import (
     Reply,
     as_event,
@@ -31,11 +32,13 @@ from turnwise.endpoint.replies import (
 from turnwise.endpoint.server import no_such_page, read_object, refusal
 from turnwise.generate.base import Generator, Sampling, Session
 from turnwise.serve.http import HttpServer, listen
-from turnwise.types import Completion, Json
+from turnwise.types import Completion, Json, Message
 
 MAX_CONNECTIONS = 1024
 PIECE = 8
 """Tokens that are sampled between two pieces of a stream."""
+MAX_SAID = 10_000
+"""Replies with calls of tools whose texts are remembered."""
 HONOURED = frozenset({"temperature", "top_p", "top_k"})
 
 
@@ -62,6 +65,9 @@ class PolicyServer:
         self._renderer = Renderer(tokenizer)
         self._token = token
         self._count = itertools.count()
+        self._name = secrets.token_hex(4)
+        self._said: dict[str, tuple[Key, str]] = {}
+        """By the id of its first call: a reply, and its text as it was sampled."""
         # The generator works on a loop of its own: between two tokens nobody else has to wait.
         self._engine = asyncio.new_event_loop()
         self._thread = threading.Thread(
@@ -96,7 +102,7 @@ class PolicyServer:
         self._server.wait()
 
     async def _closing(self) -> None:
-        """Nothing is kept between requests."""
+        """No request is open any more."""
 
     async def _health(self, request: Request) -> Response:
         return JSONResponse({"model": self._model})
@@ -144,8 +150,17 @@ class PolicyServer:
             self._server.held -= len(body)
 
     def _prompt(self, ask: Ask) -> tuple[int, ...]:
-        rendered = self._renderer.render(ask.messages, ask.tools, key=tools_key(ask.tools))
+        messages = [self._as_said(message) for message in ask.messages]
+        rendered = self._renderer.render(messages, ask.tools, key=tools_key(ask.tools))
         return self._renderer.encode(rendered.text)
+
+    def _as_said(self, message: Message) -> Message:
+        """A reply with calls as the policy wrote it, where the client sends back what it got. So
+        the policy reads what it read in training, and not its template's form of it."""
+        if not message.tool_calls:
+            return message
+        key, text = self._said.get(message.tool_calls[0].id, (None, ""))
+        return Message(role="assistant", content=text) if key == message_key(message) else message
 
     def _drawn(self, ask: Ask, room: int) -> Sampling:
         """How the reply is drawn: as the request says, else as the server."""
@@ -227,10 +242,10 @@ class PolicyServer:
 
     def _read(self, ask: Ask, prompt: int, completion: Completion) -> Reply:
         text = self._renderer.decode(completion.ids)
-        number = next(self._count)
-        thoughts, content, calls = read_reply(text, ask, turn=number)
-        return Reply(
-            id=f"chatcmpl-{number}",
+        name = f"{self._name}_{next(self._count)}"
+        thoughts, content, calls = read_reply(text, ask, turn=name)
+        reply = Reply(
+            id=f"chatcmpl-{name}",
             content=content,
             thoughts=thoughts,
             calls=calls,
@@ -244,6 +259,11 @@ class PolicyServer:
             if ask.logprobs
             else (),
         )
+        if calls:
+            self._said[calls[0].id] = message_key(reply.message), text
+            while len(self._said) > MAX_SAID:
+                del self._said[next(iter(self._said))]
+        return reply
 
     def _session(self) -> Session:
         return Session(key=f"request-{next(self._count)}", seed=secrets.randbits(62))

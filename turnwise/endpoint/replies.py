@@ -32,7 +32,7 @@ class Reply:
         return Message(role="assistant", content=self.content, tool_calls=self.calls)
 
 
-def read_reply(text: str, ask: Ask, *, turn: int) -> tuple[str, str, tuple[ToolCall, ...]]:
+def read_reply(text: str, ask: Ask, *, turn: int | str) -> tuple[str, str, tuple[ToolCall, ...]]:
     """(thoughts, content, calls of tools) of what the policy said. Calls are read where tools were
     offered; a malformed call stays a part of the content, so that the program sees it.
 
