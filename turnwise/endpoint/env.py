@@ -6,6 +6,7 @@ import logging
 import os
 import subprocess
 import threading
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from pathlib import Path
@@ -19,7 +20,7 @@ from turnwise.endpoint.beside import (
     shared_endpoint,
 )
 from turnwise.endpoint.worker import COMMAND, TOKEN, Worker
-from turnwise.envs.base import Hint
+from turnwise.envs.base import EnvError, Hint
 from turnwise.envs.data_rows import RowSplits, load_rows
 from turnwise.envs.tools.sample import random_reply
 from turnwise.isolation.processes import WorkerLostError
@@ -30,6 +31,12 @@ from turnwise.user_code import is_only_here, load_object, name_of
 logger = logging.getLogger(__name__)
 SLOTS = 64
 """Programs that a worker runs at once."""
+MEND_PAUSE = 2.0
+"""Seconds between two looks whether the workers are alive, while a task waits for one."""
+MAX_DEATHS = 20
+"""Workers that die right after their start, one after another, before their tasks are given up."""
+QUICK = 10.0
+"""Seconds after its start within which a worker's death counts as one of those."""
 LEASE = 30.0
 """Seconds without a sign of life after which the worker of an episode counts as lost."""
 _COUNT, _ENVS = itertools.count(), itertools.count()
@@ -92,25 +99,30 @@ class AgentEnv:
         payload: dict[str, Json] = {} if self._rows is None else self._rows.draw(seed, split)
         return Task(id=f"{self._name}/{split}/{seed}", seed=seed, payload=payload, split=split)
 
-    def submit_reset(self, task: Task, noise_seed: int) -> Future[Observation]:
+    def submit_reset(self, task: Task, noise_seed: int) -> Future[None]:
         self._staff.mend()
         self._offered = False
         roles = None if self._roles is None else sorted(self._roles)
-
-        def read(data: Json) -> Observation:
-            self._wants_logprobs = data["logprobs"]
-            return read_observation(data)
-
         return self._staff.endpoint.call(
             "reset",
             self._id,
-            read,
+            lambda _: None,
             task=task.to_json(),
             roles=roles,
             ignore=sorted(self._ignore),
             queue=self._staff.queue,
             lease=LEASE,
         )
+
+    def submit_opening(self) -> Future[Observation]:
+        def read(data: Json) -> Observation:
+            self._wants_logprobs = data["logprobs"]
+            return read_observation(data)
+
+        return self._staff.endpoint.call("opening", self._id, read)
+
+    def mend(self) -> None:
+        self._staff.mend()
 
     def submit_step(self, message: Message, said: Any) -> Future[StepResult]:
         known = {} if said is None else _said(said, logprobs=self._wants_logprobs)
@@ -132,7 +144,14 @@ class AgentEnv:
         return self._staff.endpoint.call("end", self._id, lambda _: None)
 
     def reset(self, task: Task, noise_seed: int = 0) -> Observation:
-        return self.submit_reset(task, noise_seed).result()
+        taken = self.submit_reset(task, noise_seed)
+        while True:
+            try:
+                taken.result(MEND_PAUSE)
+            except TimeoutError:
+                self.mend()
+            else:
+                return self.submit_opening().result()
 
     def step(self, message: Message) -> StepResult:
         return self.submit_step(message, None).result()
@@ -226,6 +245,10 @@ class _Staff:
         self.queue = "agents" if workers == "elsewhere" else f"q{next(_COUNT)}"
         self.members = 0
         self._processes: list[subprocess.Popen[bytes]] = []
+        self._started: list[float] = []
+        self._deaths = 0
+        """Workers that died right after their start, since the last one that did not."""
+        self._mending = threading.Lock()
         self._threads: Worker | None = None
         if workers == "elsewhere":
             return
@@ -233,18 +256,36 @@ class _Staff:
         if workers == 0:
             self._threads = self._start_here()
         self._processes = [self._start() for _ in range(int(workers))]
+        self._started = [time.monotonic() for _ in self._processes]
 
     def mend(self) -> None:
-        """Starts a worker in the place of each one that has died or has given up."""
+        """Starts a worker in the place of each one that has died or has given up.
+
+        Raises:
+            EnvError: they die as soon as they are started.
+        """
+        with self._mending:
+            self._mend()
+
+    def _mend(self) -> None:
         if self._threads is not None and self._threads.ended is not None:
             logger.warning("%s; other workers take its place", self._threads.ended)
             self._threads = self._start_here()
         for place, process in enumerate(self._processes):
-            if process.poll() is not None:
-                logger.warning(
-                    "a worker died (exit %d); another takes its place", process.returncode
+            quick = time.monotonic() - self._started[place] < QUICK
+            if process.poll() is None:
+                self._deaths = self._deaths if quick else 0
+                continue
+            self._deaths = self._deaths + 1 if quick else 0
+            code = process.returncode
+            if self._deaths > MAX_DEATHS:
+                raise EnvError(
+                    f"{MAX_DEATHS} workers died one after another within {QUICK:g} s of their "
+                    f"start, the last with exit code {code}; see what they printed"
                 )
-                self._processes[place] = self._start()
+            logger.warning("a worker died (exit %d); another takes its place", code)
+            self._processes[place] = self._start()
+            self._started[place] = time.monotonic()
 
     def _start_here(self) -> Worker:
         url, token = self.endpoint.url, self.endpoint.work_token

@@ -123,6 +123,8 @@ class AgentEpisode:
         self.ignore = ignore
         self.over: str | None = None
         """Why no further request is answered."""
+        self.taken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        """Done when a worker has the task."""
         self.outcome: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
         self._trained_roles = trained_roles
         self._history = History()

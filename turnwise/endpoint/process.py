@@ -98,11 +98,16 @@ class _Desk:
                 lease=request["lease"],
             )
             self._endpoint.open(episode, queue=request["queue"])
-            return _observation(await episode.opening(), episode)
+            await episode.taken
+            return None
         episode = self._episodes.get(env)
         if episode is None:
-            raise EnvError("the agent was stepped before its reset")
+            raise WorkerLostError(
+                "the agent was stepped before its reset, or the endpoint was started anew"
+            )
         match request["op"]:
+            case "opening":
+                return _observation(await episode.opening(), episode)
             case "step":
                 said: dict[str, Any] = request["said"]
                 said["logprobs"] = tuple((text, one) for text, one in said.get("logprobs", ()))

@@ -263,6 +263,8 @@ class Endpoint:
                 continue
             if episode.over is None and not episode.outcome.done():
                 self._seen[episode.token] = time.monotonic()
+                if not episode.taken.done():
+                    episode.taken.set_result(None)
                 return JSONResponse(
                     {
                         "token": episode.token,
