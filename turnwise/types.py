@@ -250,6 +250,8 @@ class StepResult:
     """Rewards that became known now for earlier turns, by their index."""
     trained: bool = True
     """False: the turn is not trained on, because nobody read its reply or its role is fixed."""
+    untrained: tuple[int, ...] = ()
+    """Indices of turns whose results said `trained`, and which turn out not to have been read."""
 
     @property
     def done(self) -> bool:

@@ -1,9 +1,12 @@
 """How episodes of programs begin and end: waiting for a place, hanging up, limits."""
 
+import asyncio
+import contextlib
 import threading
 from collections.abc import Iterator
 from typing import Any
 
+import openai
 import pytest
 from agent_parts import play
 
@@ -47,3 +50,68 @@ def test_a_program_that_begins_and_never_asks_ends_by_the_reset_timeout() -> Non
     (episode,), _ = play(idle, reset_timeout=0.5)
     assert episode.status is Status.ENV_TIMEOUT
     assert "reset took longer" in (episode.error or "")
+
+
+def slowly(session: Any, call: int) -> float:
+    """The first reply comes at once, the others take their time."""
+    return 0.0 if session.key.endswith("#0") else 1.0
+
+
+async def takes_the_first(client: Any) -> float:
+    await chat(client, [USER])
+    jobs = [
+        asyncio.create_task(chat(client, [{"role": "user", "content": f"part {number}"}]))
+        for number in range(3)
+    ]
+    await asyncio.wait(jobs, return_when=asyncio.FIRST_COMPLETED)
+    for job in jobs:
+        job.cancel()
+    await asyncio.gather(*jobs, return_exceptions=True)
+    return 1.0
+
+
+def gives_up(client: Any) -> float:
+    chat(client, [USER])
+    with contextlib.suppress(openai.APITimeoutError):
+        chat(client.with_options(timeout=0.2, max_retries=0), [USER])
+    return 1.0
+
+
+@pytest.mark.parametrize("program", [takes_the_first, gives_up])
+def test_a_program_may_end_while_the_policy_replies(program: Any) -> None:
+    (episode,), _ = play(program, generator={"latency": slowly}, step_timeout=600.0)
+    assert episode.status is Status.COMPLETED, episode.error
+    assert episode.reward == 1.0
+    assert not episode.turns[-1].trained
+    assert all(turn.trained for turn in episode.turns[:-1])
+
+
+def asks_for_many(client: Any) -> float:
+    chat(client, [USER])
+    try:
+        chat(client.with_options(max_retries=0), [USER], n=16)
+    except openai.APIStatusError as error:
+        return 1.0 if (error.status_code, error.code) == (410, "turn_limit") else -1.0
+    return -2.0
+
+
+def test_choices_that_were_never_given_are_not_trained_on() -> None:
+    (episode,), _ = play(asks_for_many, lambda session, call: f"reply {call}")
+    assert episode.status is Status.TRUNCATED_TURNS, episode.error
+    assert episode.reward == 1.0
+    assert [turn.trained for turn in episode.turns] == [True] + [False] * 11
+
+
+def hangs_up_among_choices(client: Any) -> float:
+    with contextlib.suppress(openai.APITimeoutError):
+        chat(client.with_options(timeout=0.5, max_retries=0), [USER], n=3)
+    chat(client, [{"role": "user", "content": "Again."}])
+    return 1.0
+
+
+def test_choices_of_a_client_that_hung_up_are_not_trained_on() -> None:
+    (episode,), _ = play(hangs_up_among_choices, generator={"latency": slowly}, step_timeout=600.0)
+    assert episode.status is Status.COMPLETED, episode.error
+    assert len(episode.turns) < 4  # nobody wants the last choice any more
+    assert episode.turns[-1].trained
+    assert not any(turn.trained for turn in episode.turns[:-1])

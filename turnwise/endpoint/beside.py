@@ -116,6 +116,7 @@ def read_result(data: Json) -> StepResult:
         call=_read_call(data["call"]),
         earlier=dict(data["earlier"]),
         trained=data["trained"],
+        untrained=tuple(data["untrained"]),
     )
 
 

@@ -86,6 +86,13 @@ class Pending:
     readers: int = 1
     """Connections that wait for the answer. 0: the client is gone."""
 
+    @property
+    def unread(self) -> bool:
+        """True if no client gets its replies: it is gone, or was refused."""
+        answer = self.answer
+        refused = answer.done() and (answer.cancelled() or answer.exception() is not None)
+        return refused or self.readers <= 0
+
 
 @dataclass(slots=True)
 class _Turn:
@@ -95,8 +102,8 @@ class _Turn:
     tokens: int
     """Ids of its context after it."""
     reward: float = 0.0
-    told: bool = False
-    """Whether the rollout has its result already."""
+    told: bool | None = None
+    """Whether the rollout was told to train on it. None: it has not its result yet."""
 
 
 class AgentEpisode:
@@ -197,7 +204,10 @@ class AgentEpisode:
         if not self.outcome.done():
             self.outcome.set_result(outcome)
             self._came.set()
+        current = self._current
         self.close(f"the program has {'failed' if outcome.error else 'ended'}")
+        # The policy may reply to it at this moment: that is a turn which nobody reads.
+        self._current = current
 
     # What the rollout's side calls.
 
@@ -251,7 +261,7 @@ class AgentEpisode:
         )
         self._history.said(pending.place, reply.message, number)
         pending.replies.append(reply)
-        if len(pending.replies) < pending.ask.n and self.over is None:
+        if len(pending.replies) < pending.ask.n and self.over is None and not pending.unread:
             self._queue.appendleft(pending)  # the next of n replies to the same request
             self._came.set()
         else:
@@ -281,6 +291,7 @@ class AgentEpisode:
                 info=self._info(pending),
                 earlier=self._earlier(),
                 trained=self._trained(turn),
+                untrained=self._untrained(),
             )
         outcome = self.outcome.result()
         self._raise_for(outcome)
@@ -349,6 +360,7 @@ class AgentEpisode:
             info=outcome.info,
             earlier=self._earlier(),
             trained=True if turn is None else self._trained(turn),
+            untrained=self._untrained(),
         )
 
     def _last_of(self, role: str) -> _Turn | None:
@@ -357,19 +369,31 @@ class AgentEpisode:
 
     def _settle(self, turn: _Turn) -> float:
         """The rewards that the turn has so far. Later ones go into `earlier`."""
-        reward, turn.reward, turn.told = turn.reward, 0.0, True
+        reward, turn.reward = turn.reward, 0.0
+        if turn.told is None:
+            turn.told = self._trained(turn)
         return reward
 
     def _earlier(self) -> dict[int, float]:
         found: dict[int, float] = {}
         for index, turn in enumerate(self._turns[:-1]):
-            if turn.told and turn.reward:
+            if turn.told is not None and turn.reward:
                 found[index] = self._settle(turn)
         return found
 
+    def _untrained(self) -> tuple[int, ...]:
+        """Turns that the rollout was told to train on and that nobody will read, such as the first
+        of several choices whose client has gone."""
+        found = [
+            index for index, turn in enumerate(self._turns) if turn.told and turn.pending.unread
+        ]
+        for index in found:
+            self._turns[index].told = False
+        return tuple(found)
+
     def _trained(self, turn: _Turn) -> bool:
-        read = turn.pending.readers > 0
-        return read and (self._trained_roles is None or turn.role in self._trained_roles)
+        fixed = self._trained_roles is not None and turn.role not in self._trained_roles
+        return not fixed and not turn.pending.unread
 
     def _info(self, pending: Pending) -> dict[str, Json]:
         info: dict[str, Json] = {"next_context": self._history.cause(pending.ask, pending.place)}

@@ -146,6 +146,7 @@ def _result(result: StepResult, episode: AgentEpisode) -> Json:
         "call": _call(result.call),
         "earlier": list(result.earlier.items()),
         "trained": result.trained,
+        "untrained": list(result.untrained),
         "logprobs": _wants(episode),
     }
 

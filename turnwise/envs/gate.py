@@ -503,6 +503,7 @@ def admit_result(value: Any, *, name: str) -> StepResult:
             for turn, number in value.earlier.items()
         },
         trained=read_flag(value.trained, name=name),
+        untrained=tuple(map(int, value.untrained)),
     )
 
 
