@@ -115,6 +115,7 @@ def read_result(data: Json) -> StepResult:
         rewritten=None if rewritten is None else Observation.from_json(rewritten),
         call=_read_call(data["call"]),
         earlier=dict(data["earlier"]),
+        repeated=dict(data["repeated"]),
         trained=data["trained"],
         untrained=tuple(data["untrained"]),
     )

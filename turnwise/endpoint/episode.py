@@ -25,8 +25,10 @@ MAX_WAITING = 256
 class Outcome:
     """How a program ended."""
 
+    reward: float | None = None
+    """For every role that is trained."""
     rewards: Mapping[str, float] = field(default_factory=dict[str, float])
-    """By role; "" is everybody."""
+    """By role; "" is the one without a name."""
     info: Mapping[str, Json] = field(default_factory=dict[str, Json])
     error: str | None = None
     lost: bool = False
@@ -55,9 +57,15 @@ class Outcome:
             value = value.reward
         if value is None:
             return cls(info=info)
-        given = value if isinstance(value, Mapping) else {"": value}
-        rewards = {str(role): read_reward(number, name=name) for role, number in given.items()}
+        if not isinstance(value, Mapping):
+            return cls(reward=read_reward(value, name=name), info=info)
+        rewards = {str(role): read_reward(number, name=name) for role, number in value.items()}
         return cls(rewards=rewards, info=info)
+
+    @property
+    def pays(self) -> bool:
+        """True if the program returned a reward."""
+        return self.reward is not None or bool(self.rewards)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -139,6 +147,8 @@ class AgentEpisode:
         self._came = asyncio.Event()
         self._current: Pending | None = None
         self._turns: list[_Turn] = []
+        self._paid = False
+        """True if the program has given a reward to one of its replies."""
         self._known: dict[bytes, Pending] = {}
 
     # What the program's side calls.
@@ -198,6 +208,7 @@ class AgentEpisode:
             turn.reward += read_reward(value, name="the program")
         except EnvError as error:
             raise AskError(str(error)) from error
+        self._paid = True
 
     def end(self, outcome: Outcome) -> None:
         """The program has ended."""
@@ -295,7 +306,7 @@ class AgentEpisode:
             )
         outcome = self.outcome.result()
         self._raise_for(outcome)
-        if not outcome.rewards and not any(turn.reward for turn in self._turns):
+        if not outcome.pays and not self._paid:
             raise EnvError("the program returned no reward, and gave none to its replies")
         return self._ending(outcome, terminated=True)
 
@@ -305,9 +316,9 @@ class AgentEpisode:
         try:
             outcome = await asyncio.wait_for(asyncio.shield(self.outcome), patience)
         except TimeoutError:
-            outcome = Outcome(rewards={"": otherwise}, info={"unfinished": True})
+            outcome = Outcome(reward=otherwise, info={"unfinished": True})
         if outcome.error is not None:  # it did not expect to be cut
-            outcome = Outcome(rewards={"": otherwise}, info={"unfinished": True})
+            outcome = Outcome(reward=otherwise, info={"unfinished": True})
         return self._ending(outcome, terminated=False)
 
     def close(self, why: str, *, code: str = "episode_over") -> None:
@@ -344,28 +355,49 @@ class AgentEpisode:
 
     def _ending(self, outcome: Outcome, *, terminated: bool) -> StepResult:
         turn = self._turns[-1] if self._turns else None
-        reward = 0.0 if turn is None else self._settle(turn)
-        for role, value in outcome.rewards.items():
-            last = self._last_of(role)
-            if last is turn or last is None:
-                reward += value
-            else:
-                last.reward += value
+        repeated = self._pay(outcome)
         return StepResult(
             messages=(),
-            reward=reward,
+            reward=outcome.reward or 0.0 if turn is None else self._settle(turn),
             terminated=terminated,
             truncated=not terminated,
             action=None if turn is None else turn.reply.content or None,
             info=outcome.info,
             earlier=self._earlier(),
+            repeated=repeated,
             trained=True if turn is None else self._trained(turn),
             untrained=self._untrained(),
         )
 
-    def _last_of(self, role: str) -> _Turn | None:
-        turns = [turn for turn in self._turns if not role or turn.role == role]
-        return turns[-1] if turns else None
+    def _pay(self, outcome: Outcome) -> dict[int, float]:
+        """Adds the rewards of the end to the last reply of each role that was read. Returns what a
+        turn got that a later one got too, by index: one reward for all trained roles is counted
+        once.
+
+        Raises:
+            EnvError: a role is paid that never spoke.
+        """
+        last: dict[str, int] = {}
+        for index, turn in enumerate(self._turns):
+            before = last.get(turn.role)
+            if before is None or not turn.pending.unread or self._turns[before].pending.unread:
+                last[turn.role] = index
+        for role, value in outcome.rewards.items():
+            if role in last:
+                self._turns[last[role]].reward += value
+            elif value:
+                raise EnvError(
+                    f"the program returned a reward for the role {role!r}, which never spoke; "
+                    f"those that did: {', '.join(map(repr, last))}"
+                )
+        if outcome.reward is None or not last:
+            return {}
+        trained = self._trained_roles
+        paid = [at for role, at in last.items() if trained is None or role in trained]
+        paid = sorted(paid or [max(last.values())])
+        for index in paid:
+            self._turns[index].reward += outcome.reward
+        return {index: outcome.reward for index in paid[:-1]}
 
     def _settle(self, turn: _Turn) -> float:
         """The rewards that the turn has so far. Later ones go into `earlier`."""

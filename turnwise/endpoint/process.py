@@ -145,6 +145,7 @@ def _result(result: StepResult, episode: AgentEpisode) -> Json:
         "rewritten": None if rewritten is None else rewritten.to_json(),
         "call": _call(result.call),
         "earlier": list(result.earlier.items()),
+        "repeated": list(result.repeated.items()),
         "trained": result.trained,
         "untrained": list(result.untrained),
         "logprobs": _wants(episode),

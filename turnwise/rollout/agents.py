@@ -20,7 +20,7 @@ from turnwise.envs.shaping import Overlong
 from turnwise.isolation.pools import EnvHandle
 from turnwise.rollout.outputs import EnvInput, EnvOutput, HistoryEntry
 from turnwise.rollout.plan import EpisodePlan
-from turnwise.types import Call, Episode, Message, Observation, Status, StepResult, Turn
+from turnwise.types import LATER, Call, Episode, Message, Observation, Status, StepResult, Turn
 from turnwise.user_code import find_part, register_part, wanted_arguments
 
 
@@ -219,8 +219,13 @@ class Agent:
         for index, reward in result.earlier.items():
             turn = self.turns[index]
             parts = dict(turn.reward_parts or {"env": turn.reward})
-            parts["later"] = parts.get("later", 0.0) + reward
-            self.turns[index] = replace(turn, reward=turn.reward + reward, reward_parts=parts)
+            parts[LATER] = parts.get(LATER, 0.0) + reward
+            self.turns[index] = replace(
+                turn,
+                reward=turn.reward + reward,
+                reward_parts=parts,
+                repeated=turn.repeated + result.repeated.get(index, 0.0),
+            )
 
     def fail_env(self, error: Exception) -> None:
         """Ends the episode because its environment failed."""
@@ -344,6 +349,7 @@ def _with_finish(result: StepResult, finish: StepResult) -> StepResult:
             turn: result.earlier.get(turn, 0.0) + finish.earlier.get(turn, 0.0)
             for turn in {*result.earlier, *finish.earlier}
         },
+        repeated=finish.repeated,
         untrained=(*result.untrained, *finish.untrained),
     )
 
