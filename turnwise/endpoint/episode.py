@@ -90,6 +90,8 @@ class Pending:
     ask: Ask
     place: Place
     answer: "asyncio.Future[list[Reply]]"
+    name: str
+    """The id of its answer, and of its first reply. Reply k of several is NAME-k."""
     replies: list[Reply] = field(default_factory=list[Reply])
     readers: int = 1
     """Connections that wait for the answer. 0: the client is gone."""
@@ -147,6 +149,7 @@ class AgentEpisode:
         self._came = asyncio.Event()
         self._current: Pending | None = None
         self._turns: list[_Turn] = []
+        self._asked = 0
         self._paid = False
         """True if the program has given a reward to one of its replies."""
         self._known: dict[bytes, Pending] = {}
@@ -177,7 +180,9 @@ class AgentEpisode:
                 status=429,
             )
         answer: asyncio.Future[list[Reply]] = asyncio.get_running_loop().create_future()
-        pending = Pending(ask=ask, place=self._history.find(ask), answer=answer)
+        self._asked += 1
+        name = f"chatcmpl-{self.token[:8]}-{self._asked}"
+        pending = Pending(ask=ask, place=self._history.find(ask), answer=answer, name=name)
         self._queue.append(pending)
         self._known[digest] = pending
         self._came.set()
@@ -203,7 +208,7 @@ class AgentEpisode:
             found = [turn for turn in self._turns if turn.reply.id == completion]
             if not found:
                 raise AskError(f"no reply of this episode has the id {completion[:80]!r}")
-            turn = found[-1]
+            (turn,) = found
         try:
             turn.reward += read_reward(value, name="the program")
         except EnvError as error:
@@ -253,7 +258,7 @@ class AgentEpisode:
         prompt = seen + said.prompt
         thoughts, content, calls = read_reply(text, pending.ask, turn=number)
         reply = Reply(
-            id=f"chatcmpl-{self.token[:8]}-{number}",
+            id=f"{pending.name}-{len(pending.replies)}" if pending.replies else pending.name,
             content=content,
             thoughts=thoughts,
             calls=calls,

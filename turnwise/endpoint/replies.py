@@ -118,8 +118,17 @@ def chat_events(ask: Ask, replies: Sequence[Reply]) -> Iterator[Json]:
 
 
 def first_chunk(ask: Ask, name: str) -> Json:
-    """The chunk that opens a stream, and is repeated while the policy is not ready."""
-    delta = {"role": "assistant", "content": ""}
+    """The chunk that opens a stream."""
+    return _delta_chunk(ask, name, {"role": "assistant", "content": ""})
+
+
+def waiting_chunk(ask: Ask, name: str) -> Json:
+    """A chunk that says nothing, for a stream whose policy is not ready. Clients put the texts of
+    all chunks together, so the role must not come twice."""
+    return _delta_chunk(ask, name, {"content": ""})
+
+
+def _delta_chunk(ask: Ask, name: str, delta: Json) -> Json:
     return {
         **_chunk(ask, name),
         "choices": [{"index": 0, "delta": delta, "logprobs": None, "finish_reason": None}],

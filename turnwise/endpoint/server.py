@@ -8,7 +8,6 @@ import hashlib
 import hmac
 import json
 import re
-import secrets
 import socket
 import time
 from collections import defaultdict
@@ -31,6 +30,7 @@ from turnwise.endpoint.replies import (
     first_chunk,
     responses_events,
     responses_json,
+    waiting_chunk,
 )
 from turnwise.envs.base import EnvError
 from turnwise.envs.wire import decode
@@ -309,14 +309,13 @@ async def _gone(request: Request) -> None:
 
 async def _stream(ask: Ask, episode: AgentEpisode, pending: Pending) -> AsyncIterator[bytes]:
     named = ask.api == "responses"
-    opening = first_chunk(ask, f"chatcmpl-{secrets.token_hex(6)}")
     try:
         if not named:
-            yield as_event(opening)
+            yield as_event(first_chunk(ask, pending.name))
         while not pending.answer.done():
             await asyncio.wait({pending.answer}, timeout=KEEP_ALIVE)
             if not pending.answer.done():
-                yield b": waiting\n\n" if named else as_event(opening)
+                yield b": waiting\n\n" if named else as_event(waiting_chunk(ask, pending.name))
         try:
             replies = pending.answer.result()
         except AskError as error:
@@ -327,7 +326,7 @@ async def _stream(ask: Ask, episode: AgentEpisode, pending: Pending) -> AsyncIte
                 yield as_event({**event, "sequence_number": number}, named=True)
         else:
             for event in chat_events(ask, replies):
-                yield as_event({**event, "id": opening["id"]})
+                yield as_event(event)
             yield b"data: [DONE]\n\n"
     except (asyncio.CancelledError, GeneratorExit):
         episode.leave(pending)
