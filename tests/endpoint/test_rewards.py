@@ -170,7 +170,6 @@ def test_gigpo_compares_branches_that_go_on_from_the_same_state() -> None:
         assert [turn.parent for turn in episode.turns] == [None, None, 0]
         states = [turn.state_key for turn in episode.turns]
         assert states[1] == states[2] != states[0]
-        assert max(map(len, states)) < 40  # and not the whole conversation
     batch = collate([sample for episode in episodes for sample in episode_to_samples(episode)])
     advantages, _, peers = gigpo(
         batch.rewards,
@@ -216,3 +215,37 @@ def test_plain_rewards_of_a_team_have_the_credit_of_one_speaker() -> None:
         )
         found.append(set(by_turn(batch, advantages).values()))
     assert found == [{-0.5, 0.5}] * 2
+
+
+def test_states_are_short_names_of_whole_conversations() -> None:
+    def talks(client: Any) -> float:
+        messages: list[Any] = [USER]
+        for _ in range(5):
+            said = ask(client, messages=messages).choices[0].message
+            messages += [said, {"role": "user", "content": "y" * 1000}]
+        ask(client)  # as at the beginning
+        ask(client, messages=[{"role": "system", "content": "Be brief."}, USER])
+        return 1.0
+
+    (episode,), _ = play(talks)
+    states = [turn.state_key for turn in episode.turns]
+    assert max(map(len, states)) < 40
+    assert len(set(states)) == 6
+    assert states[5] == states[0] != states[6]
+
+
+def test_states_differ_by_the_calls_in_them() -> None:
+    tool = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
+    calls = [f'<tool_call>{{"name": "look", "arguments": {{"at": {n}}}}}</tool_call>' for n in "12"]
+
+    def looks(client: Any) -> float:
+        for _ in range(2):
+            said = ask(client, tools=[tool]).choices[0].message
+            result = {"role": "tool", "tool_call_id": said.tool_calls[0].id, "content": "a wall"}
+            ask(client, messages=[USER, said, result], tools=[tool])
+        return 1.0
+
+    (episode,), _ = play(looks, lambda session, call: calls[call // 2])
+    first, after_one, again, after_two = (turn.state_key for turn in episode.turns)
+    assert first == again
+    assert len({first, after_one, after_two}) == 3

@@ -96,6 +96,7 @@ def read_observation(data: Json) -> Observation:
     return Observation(
         messages=tuple(map(Message.from_json, data["messages"])),
         tools=tuple(data["tools"]),
+        state_key=data["state_key"],
         info=data["info"],
         call=_read_call(data["call"]),
     )

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from turnwise.endpoint.asks import Ask, AskError
-from turnwise.endpoint.history import History, Place, conversation_text
+from turnwise.endpoint.history import History, Place
 from turnwise.endpoint.replies import Reply, read_reply
 from turnwise.envs.base import EnvError
 from turnwise.envs.gate import read_info, read_reward, words
@@ -243,6 +243,7 @@ class AgentEpisode:
         return Observation(
             messages=ask.messages,
             tools=ask.tools,
+            state_key=pending.place.state,
             call=Call(role=ask.role, max_tokens=ask.max_tokens, stop=ask.stop),
             info=self._info(pending),
         )
@@ -303,7 +304,7 @@ class AgentEpisode:
                 call=Call(
                     parent=place.parent, role=ask.role, max_tokens=ask.max_tokens, stop=ask.stop
                 ),
-                state_key=conversation_text(ask.messages),
+                state_key=place.state,
                 info=self._info(pending),
                 earlier=self._earlier(),
                 trained=self._trained(turn),

@@ -1,8 +1,8 @@
 """Which earlier turn a request continues. Requests carry whole conversations; turns are known by
 their messages, not by the form in which a program sends them back."""
 
+import hashlib
 import json
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -37,6 +37,9 @@ class Place:
     """The messages after that turn; all of them in a new conversation."""
     node: _Node
     """The last message, for the reply that will follow it."""
+    state: str
+    """Names the conversation and its tools. Equal ones are one state for algorithms that compare
+    turns (GiGPO). A digest: a conversation is long, and every turn of it has one."""
 
 
 class History:
@@ -52,7 +55,9 @@ class History:
 
     def find(self, ask: Ask) -> Place:
         """The deepest reply that the request repeats, with everything before it."""
-        root = self._roots.setdefault((ask.role, tools_key(ask.tools)), _Node())
+        tools = tools_key(ask.tools)
+        root = self._roots.setdefault((ask.role, tools), _Node())
+        state = hashlib.blake2b(tools.encode("utf-8", "surrogatepass"), digest_size=16)
         node, parent, at = root, None, 0
         for place, message in enumerate(ask.messages):
             found = _child(node, message)
@@ -65,7 +70,14 @@ class History:
         node = parent or root
         for message in tail:
             node = _child(node, message, programs=True) or _add(node, message)
-        return Place(parent=None if parent is None else parent.turn, tail=tail, node=node)
+        for message in ask.messages:
+            state.update(json.dumps(message_key(message)).encode())
+        return Place(
+            parent=None if parent is None else parent.turn,
+            tail=tail,
+            node=node,
+            state=state.hexdigest(),
+        )
 
     def said(self, place: Place, reply: Message, turn: int) -> None:
         """Adds the reply of a turn after the request's last message."""
@@ -147,8 +159,3 @@ def without_thoughts(text: str) -> tuple[str, str]:
     if not mark:
         return "", text
     return head.strip().removeprefix("<think>").strip(), rest
-
-
-def conversation_text(messages: Sequence[Message]) -> str:
-    """The last thing that was said to the policy, as the name of the state."""
-    return "\n".join(message.content for message in messages if message.role != "system")
