@@ -60,6 +60,7 @@ class Worker:
 
     def start(self) -> None:
         """Starts the threads, and returns."""
+        _reach_directly(self._url)
         for _ in range(self._slots):
             self._start_thread()
         threading.Thread(target=self._stay_alive, name="turnwise-alive", daemon=True).start()
@@ -194,6 +195,16 @@ class Worker:
                         "a program goes on though its episode is over; its thread is lost"
                     )
                     self._start_thread()
+
+
+def _reach_directly(url: str) -> None:
+    """Excepts the endpoint from the proxies of this process, whose programs inherit that: what a
+    proxy is for is not in reach of the endpoint, and a program's client would ask the proxy."""
+    host = urlsplit(url).hostname or ""
+    for name in ("NO_PROXY", "no_proxy"):
+        hosts = [one.strip() for one in os.environ.get(name, "").split(",") if one.strip()]
+        if host and host not in hosts:
+            os.environ[name] = ",".join([*hosts, host])
 
 
 def run_function(program: Any, task: Task, base_url: str) -> Any:
