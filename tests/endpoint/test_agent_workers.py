@@ -190,6 +190,7 @@ def start_worker(where: str, program: str, token: str = "a secret") -> "subproce
     return subprocess.Popen(
         [sys.executable, "-m", "turnwise", "work", f"http://{where}", program, "--slots", "4"],
         stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
         env={**os.environ, "TURNWISE_TOKEN": token},
     )
@@ -209,11 +210,37 @@ def test_programs_run_on_other_machines(elsewhere: tuple[str, str]) -> None:
         playing.join(600)
         assert [episode.status for episode in found] == [Status.COMPLETED] * 8
         assert {int(episode.reward) for episode in found} == {first.pid}
-        assert stranger.wait(600) == 0
-        assert "does not know this worker's token" in (stranger.communicate()[0] or "")
+        assert stranger.wait(600) == 1
+        assert "does not know this worker's token" in (stranger.communicate()[1] or "")
     finally:
         first.send_signal(signal.SIGTERM)
         first.communicate()
+
+
+def test_workers_with_another_program_are_refused_and_the_trainer_needs_none(
+    elsewhere: tuple[str, str], tmp_path: Path
+) -> None:
+    """The file lies on the worker's machine, in a folder of its own."""
+    name, where = elsewhere
+    options = {"workers": "elsewhere", "listen": where}
+    program = name.removeprefix("agent:")
+    config = agent_config("agent:solve.py:solve", step_timeout=600.0, options=options)
+    proxy = AgentProxy(config, scripted("fine"), tiny_tokenizer())
+    other = Worker(f"http://{where}", "agents", "a secret", f"{tmp_path}/b.py:b", slots=1)
+    right = Worker(f"http://{where}", "agents", "a secret", program, slots=1)
+    try:
+        other.run()
+        assert other.refused
+        assert other.ended == (
+            "this run has no program 'b.py:b', but 'solve.py:solve'; start the worker with that one"
+        )
+        playing = ThreadPoolExecutor(1).submit(proxy.play_all, 0)
+        right.start()
+        (episode,) = playing.result(600)
+        assert episode.status is Status.COMPLETED, episode.error
+    finally:
+        right.stop()
+        proxy.close()
 
 
 def test_the_endpoint_beyond_this_machine_needs_a_token(program: str) -> None:

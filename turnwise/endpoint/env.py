@@ -19,7 +19,7 @@ from turnwise.endpoint.beside import (
     read_result,
     shared_endpoint,
 )
-from turnwise.endpoint.worker import COMMAND, TOKEN, Worker
+from turnwise.endpoint.worker import COMMAND, ELSEWHERE, TOKEN, Worker, program_label
 from turnwise.envs.base import EnvError, Hint
 from turnwise.envs.data_rows import RowSplits, load_rows
 from turnwise.envs.tools.sample import random_reply
@@ -77,7 +77,7 @@ class AgentEnv:
         patience: float = 5.0,
         unfinished_reward: float = 0.0,
     ) -> None:
-        if not program.startswith(COMMAND):
+        if not program.startswith(COMMAND) and workers != "elsewhere":
             load_object(program)  # a mistake in its name is told before the run begins
         self._name = program.removeprefix(COMMAND)
         rows = None if tasks is None else load_rows(tasks, name=self._name)
@@ -111,6 +111,7 @@ class AgentEnv:
             roles=roles,
             ignore=sorted(self._ignore),
             queue=self._staff.queue,
+            program=self._staff.label,
             lease=LEASE,
         )
 
@@ -242,7 +243,9 @@ class _Staff:
         self, program: str, *, endpoint: EndpointProcess, workers: int | str, slots: int
     ) -> None:
         self.endpoint = endpoint
-        self.queue = "agents" if workers == "elsewhere" else f"q{next(_COUNT)}"
+        self.queue = f"q{next(_COUNT)}"
+        self.label: str | None = None
+        """The name by which workers elsewhere know the program. None: they are started here."""
         self.members = 0
         self._processes: list[subprocess.Popen[bytes]] = []
         self._started: list[float] = []
@@ -251,6 +254,10 @@ class _Staff:
         self._mending = threading.Lock()
         self._threads: Worker | None = None
         if workers == "elsewhere":
+            self.label = program_label(program)
+            self.queue = f"{ELSEWHERE} {self.label}"
+            # Known from the beginning, so that a worker with another program hears of it.
+            endpoint.call("admit", -1, lambda _: None, program=self.label)
             return
         self._program, self._slots = program, slots
         if workers == 0:
@@ -331,10 +338,11 @@ def _join_staff(
         raise ValueError(f"workers is a number or 'elsewhere', got {workers!r}")
     if workers is None:
         workers = 0 if is_only_here(program) else min(2, os.cpu_count() or 1)
-    if isinstance(workers, int) and workers > 0 and is_only_here(program):
+    if workers != 0 and is_only_here(program):
+        where = "elsewhere" if workers == "elsewhere" else "in worker processes"
         raise ValueError(
-            f"{program} is known to this process alone and cannot run in worker processes; put it "
-            "into a file, or set workers to 0"
+            f"{program} is known to this process alone and cannot run {where}; put it into a file, "
+            "or set workers to 0"
         )
     host, port, token = "127.0.0.1", 0, None
     if listen is not None:

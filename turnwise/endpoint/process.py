@@ -89,7 +89,12 @@ class _Desk:
 
     async def _play(self, request: Mapping[str, Any]) -> Json:
         env = request["env"]
+        if request["op"] == "admit":
+            self._endpoint.admit(request["program"])
+            return None
         if request["op"] == "reset":
+            if request["program"] is not None:
+                self._endpoint.admit(request["program"])
             roles = request["roles"]
             episode = self._episodes[env] = AgentEpisode(
                 Task.from_json(request["task"]),

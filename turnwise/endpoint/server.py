@@ -32,6 +32,7 @@ from turnwise.endpoint.replies import (
     responses_json,
     waiting_chunk,
 )
+from turnwise.endpoint.worker import ELSEWHERE
 from turnwise.envs.base import EnvError
 from turnwise.envs.wire import decode
 from turnwise.serve.http import HttpServer, ServeError
@@ -65,6 +66,8 @@ class Endpoint:
         self._work_token = work_token
         self._episodes: dict[str, AgentEpisode] = {}
         self._over: dict[str, str] = {}
+        self._programs: set[str] = set()
+        """Labels of the programs that workers elsewhere may have."""
         self._queues = defaultdict[str, asyncio.Queue[AgentEpisode]](asyncio.Queue)
         self._seen: dict[str, float] = {}
         self._pages: dict[str, tuple[str, Callable[[Request], Awaitable[Response]]]] = {
@@ -90,6 +93,10 @@ class Endpoint:
         self._server.stop()
 
     # The following run on the endpoint's event loop.
+
+    def admit(self, program: str) -> None:
+        """Makes a program known that workers elsewhere run. Its queue has its label."""
+        self._programs.add(program)
 
     def open(self, episode: AgentEpisode, *, queue: str) -> None:
         """Makes an episode known, and its task one that a worker of the queue may take."""
@@ -251,7 +258,17 @@ class Endpoint:
         refused = self._refuse_worker(request)
         if refused is not None:
             return refused
-        queue = self._queues[request.path_params["queue"]]
+        name = request.path_params["queue"]
+        if name == ELSEWHERE:
+            body = bytearray()
+            try:
+                await self._server.read(request, body)
+                name = self._program(read_object(body).get("program"))
+            except Exception as error:
+                return refusal(error)
+            finally:
+                self._server.held -= len(body)
+        queue = self._queues[name]
         deadline = time.monotonic() + POLL
         while True:
             left = deadline - time.monotonic()
@@ -272,6 +289,20 @@ class Endpoint:
                         "base_url": f"{_asked_url(request)}/e/{episode.token}/v1",
                     }
                 )
+
+    def _program(self, label: Any) -> str:
+        """The queue of a program that a worker elsewhere has.
+
+        Raises:
+            AskError: the run has other programs.
+        """
+        if not isinstance(label, str) or (self._programs and label not in self._programs):
+            known = ", ".join(map(repr, sorted(self._programs)))
+            raise AskError(
+                f"this run has no program {label!r}, but {known}; start the worker with that one",
+                status=409,
+            )
+        return f"{ELSEWHERE} {label}"
 
     async def _alive(self, request: Request) -> Response:
         refused = self._refuse_worker(request)
@@ -298,7 +329,8 @@ class Endpoint:
         given = request.headers.get("authorization") or ""
         if hmac.compare_digest(given.encode(), f"Bearer {self._work_token}".encode()):
             return None
-        return refusal(AskError("workers carry the token of the endpoint", status=401))
+        words = "the endpoint does not know this worker's token; set TURNWISE_TOKEN to the run's"
+        return refusal(AskError(words, status=401))
 
 
 async def _gone(request: Request) -> None:
