@@ -115,3 +115,37 @@ def test_choices_of_a_client_that_hung_up_are_not_trained_on() -> None:
     assert len(episode.turns) < 4  # nobody wants the last choice any more
     assert episode.turns[-1].trained
     assert not any(turn.trained for turn in episode.turns[:-1])
+
+
+def asks_on(client: Any) -> float:
+    told: list[tuple[int, str]] = []
+    while len(told) < 3:
+        try:
+            chat(client, [USER])
+        except openai.APIStatusError as error:
+            told.append((error.status_code, str(error.code)))
+    return 1.0 if told == [(410, "turn_limit")] * 3 else -1.0
+
+
+def test_the_limit_of_turns_is_told_every_time() -> None:
+    (episode,), _ = play(asks_on)
+    assert (episode.status, episode.reward) == (Status.TRUNCATED_TURNS, 1.0)
+
+
+def test_a_program_that_ends_after_its_episode_is_no_warning(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    ended = threading.Event()
+
+    def late(client: Any) -> float:
+        with contextlib.suppress(openai.APIStatusError):
+            while True:
+                chat(client, [USER])
+        threading.Timer(1.0, ended.set).start()
+        ENOUGH.wait(0.5)
+        return 1.0
+
+    (episode,), _ = play(late, options={"patience": 0.01})
+    assert episode.status is Status.TRUNCATED_TURNS
+    assert ended.wait(60)
+    assert "410" not in caplog.text

@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+import pytest
 import torch
 from agent_parts import play
 
@@ -12,6 +13,7 @@ from turnwise.algos.groups import group_inputs
 from turnwise.algos.grpo import grpo
 from turnwise.data.batch import Batch, collate
 from turnwise.data.samples import episode_to_samples
+from turnwise.endpoint.client import RewardError
 from turnwise.log.metrics import rollout_metrics
 from turnwise.types import Episode, Status, Task
 
@@ -249,3 +251,30 @@ def test_states_differ_by_the_calls_in_them() -> None:
     first, after_one, again, after_two = (turn.state_key for turn in episode.turns)
     assert first == again
     assert len({first, after_one, after_two}) == 3
+
+
+async def pays_and_waits(client: Any) -> None:
+    """A program may await a reward, and needs not."""
+    await ask(client)
+    await client.reward(0.5)
+    client.reward(0.25)
+
+
+def pays_badly(client: Any) -> float:
+    for value, reply, words in (
+        (1.0, None, "there is none yet"),
+        (float("nan"), None, "must be a finite number"),
+        (1.0, "chatcmpl-of-another", "no reply of this episode has the id 'chatcmpl-of-another'"),
+    ):
+        with pytest.raises(RewardError, match=words):
+            client.reward(value, reply)
+        if reply is None and value == 1.0:
+            ask(client)
+    return 1.0
+
+
+def test_rewards_are_given_and_refused_in_plain_words() -> None:
+    (episode,), _ = play(pays_and_waits)
+    assert rewards_of(episode) == [("", 0.75)]
+    (episode,), _ = play(pays_badly)
+    assert rewards_of(episode) == [("", 1.0)]

@@ -140,6 +140,8 @@ class AgentEpisode:
         self.ignore = ignore
         self.over: str | None = None
         """Why no further request is answered."""
+        self.over_code = "episode_over"
+        """What a request is told then, in a word for programs."""
         self.taken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Done when a worker has the task."""
         self.outcome: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
@@ -171,7 +173,7 @@ class AgentEpisode:
             known.readers += 1
             return known
         if self.over is not None:
-            raise AskError(f"this episode is over: {self.over}", code="episode_over", status=410)
+            raise AskError(f"this episode is over: {self.over}", code=self.over_code, status=410)
         if len(self._queue) >= MAX_WAITING:
             raise AskError(
                 f"{MAX_WAITING} requests of this episode wait already; policies of one episode "
@@ -329,9 +331,11 @@ class AgentEpisode:
 
     def close(self, why: str, *, code: str = "episode_over") -> None:
         """No further request is answered; those that wait are refused."""
+        status = 400 if code == "context_length_exceeded" else 410
         if self.over is None:
             self.over = why
-        status = 400 if code == "context_length_exceeded" else 410
+            # A shorter conversation would not help any more.
+            self.over_code = code if status == 410 else "episode_over"
         waiting = [*self._queue, *([self._current] if self._current is not None else [])]
         self._queue.clear()
         self._current = None

@@ -65,7 +65,8 @@ class Endpoint:
     def __init__(self, listener: socket.socket, *, work_token: str) -> None:
         self._work_token = work_token
         self._episodes: dict[str, AgentEpisode] = {}
-        self._over: dict[str, str] = {}
+        self._over: dict[str, tuple[str, str]] = {}
+        """(why, in a word for programs) of episodes that are over, by their tokens."""
         self._programs: set[str] = set()
         """Labels of the programs that workers elsewhere may have."""
         self._queues = defaultdict[str, asyncio.Queue[AgentEpisode]](asyncio.Queue)
@@ -107,7 +108,7 @@ class Endpoint:
         """The episode is over for the rollout. Late requests are told so."""
         episode.close("the rollout has ended it")
         if self._episodes.pop(episode.token, None) is not None:
-            self._over[episode.token] = episode.over or ""
+            self._over[episode.token] = episode.over or "", episode.over_code
             while len(self._over) > MAX_OVER:
                 del self._over[next(iter(self._over))]
         self._seen.pop(episode.token, None)
@@ -244,8 +245,8 @@ class Endpoint:
                 self._seen[token] = time.monotonic()
             return episode
         if token in self._over:
-            why = self._over[token]
-            raise AskError(f"this episode is over: {why}", code="episode_over", status=410)
+            why, code = self._over[token]
+            raise AskError(f"this episode is over: {why}", code=code, status=410)
         raise AskError(
             "no episode has this token; use the base URL and the key that the program was given",
             code="invalid_api_key",
