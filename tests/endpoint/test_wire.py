@@ -86,3 +86,74 @@ def test_streamed_replies_and_single_choices_are_paid_by_their_ids() -> None:
     (episode,), _ = play(pays)
     assert episode.status is Status.COMPLETED, episode.error
     assert [turn.reward for turn in episode.turns] == [0.5, 0.25, 2.0, 4.0, 0.0, 8.0]
+
+
+NOT_KEPT: list[tuple[dict[str, Any], str]] = [
+    ({"conversation": "conv_1"}, "conversation = 'conv_1' names something that is not kept"),
+    ({"prompt": {"id": "pmpt_1"}}, "prompt = .* names something that is not kept"),
+    ({"previous_response_id": "resp_1"}, "previous_response_id = 'resp_1' names something"),
+    ({"background": True}, "background = True cannot be honoured"),
+    ({"text": {"format": {"type": "json_schema", "name": "a", "schema": {}}}}, "text.format"),
+]
+MALFORMED: list[tuple[dict[str, Any], str]] = [
+    ({"stream": "yes"}, "stream is true or false, got 'yes'"),
+    ({"logprobs": 5}, "logprobs is true or false"),
+    ({"parallel_tool_calls": "no"}, "parallel_tool_calls is true or false"),
+    ({"temperature": "hot"}, "temperature is a number in"),
+    ({"temperature": -1}, "temperature is a number in"),
+    ({"seed": "x"}, "seed is a whole number"),
+    ({"top_p": True}, "top_p is a number"),
+]
+
+
+def test_what_is_not_kept_and_what_is_malformed_is_refused_by_name() -> None:
+    def tries(client: Any) -> float:
+        for options, words in NOT_KEPT:
+            with pytest.raises(openai.BadRequestError, match=words):
+                client.responses.create(model="policy", input="Hi", **options)
+        for options, words in MALFORMED:
+            with pytest.raises(openai.BadRequestError, match=words):
+                chat(client, [USER], extra_body=options)
+        neutral = {"background": False, "conversation": None, "prompt": None}
+        client.responses.create(model="policy", input="Hi", extra_body=neutral)
+        return 1.0
+
+    (episode,), _ = play(tries)
+    assert episode.status is Status.COMPLETED, episode.error
+    assert len(episode.turns) == 1
+
+
+def test_settings_without_effect_are_recorded_by_name() -> None:
+    def sets(client: Any) -> float:
+        chat(client, [USER])
+        chat(client, [USER], seed=3, temperature=0.5, parallel_tool_calls=False)
+        form: Any = {"format": {"type": "json_object"}}
+        client.responses.create(model="policy", input="Hi", text=form, parallel_tool_calls=True)
+        return 1.0
+
+    (episode,), _ = play(sets, options={"ignore": ["text.format"]})
+    assert episode.status is Status.COMPLETED, episode.error
+    found = [set(str(turn.info.get("overridden", "")).split(", ")) for turn in episode.turns]
+    named = [{"seed", "temperature", "parallel_tool_calls"}, {"text.format"}]
+    assert [names for names in found if names != {""}] == named
+
+
+def test_streamed_calls_and_empty_replies_have_their_log_probs() -> None:
+    tool = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
+    said = ['<tool_call>{"name": "look", "arguments": {}}</tool_call>', "<think>hm</think>", "ok"]
+
+    def streams(client: Any) -> float:
+        for _ in said:
+            counts: list[int] = []
+            usage = 0
+            options: Any = {"stream_options": {"include_usage": True}}
+            for chunk in chat(client, [USER], stream=True, logprobs=True, tools=[tool], **options):
+                usage = chunk.usage.completion_tokens if chunk.usage else usage
+                found = [choice.logprobs for choice in chunk.choices if choice.logprobs]
+                counts += [len(one.content) for one in found]
+            assert counts == [usage]
+        return 1.0
+
+    (episode,), _ = play(streams, lambda session, call: said[call])
+    assert episode.status is Status.COMPLETED, episode.error
+    assert len(episode.turns) == 3

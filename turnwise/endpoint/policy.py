@@ -17,7 +17,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from turnwise.chat.render import Renderer, Tokenizer, tools_key
-from turnwise.endpoint.asks import Ask, AskError, read_chat, read_responses
+from turnwise.endpoint.asks import Ask, AskError, Rules, read_chat, read_responses
 from turnwise.endpoint.history import Key, message_key
 from turnwise.endpoint.replies import (
     Reply,
@@ -40,6 +40,7 @@ PIECE = 8
 MAX_SAID = 10_000
 """Replies with calls of tools whose texts are remembered."""
 HONOURED = frozenset({"temperature", "top_p", "top_k"})
+RULES = Rules(honoured=HONOURED, training=False)
 
 
 class PolicyServer:
@@ -123,7 +124,7 @@ class PolicyServer:
             self._authorize(request)
             await self._server.read(request, body)
             read = read_chat if chat else read_responses
-            ask = read(read_object(body), honoured=HONOURED)
+            ask = read(read_object(body), RULES)
             ask = replace(ask, model=self._model)
             ids = self._prompt(ask)
             room = self._generator.max_context - len(ids)

@@ -105,13 +105,23 @@ def chat_events(ask: Ask, replies: Sequence[Reply]) -> Iterator[Json]:
         if reply.calls:
             calls = [{"index": number, **call} for number, call in enumerate(_calls(reply))]
             deltas.append({"tool_calls": calls})
+        # All tokens of a reply come with its first words, or with its end where it has none.
+        logprobs = _logprobs(ask, reply)
         for delta in deltas:
-            logprobs = _logprobs(ask, reply) if delta.get("content") else None
+            says = bool(delta.get("content") or delta.get("tool_calls"))
             yield chunk(
-                [{"index": place, "delta": delta, "logprobs": logprobs, "finish_reason": None}]
+                [
+                    {
+                        "index": place,
+                        "delta": delta,
+                        "logprobs": logprobs if says else None,
+                        "finish_reason": None,
+                    }
+                ]
             )
+            logprobs = None if says else logprobs
         yield chunk(
-            [{"index": place, "delta": {}, "logprobs": None, "finish_reason": _finish(reply)}]
+            [{"index": place, "delta": {}, "logprobs": logprobs, "finish_reason": _finish(reply)}]
         )
     if ask.usage:
         yield chunk([], usage=_usage(replies))

@@ -20,7 +20,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from turnwise.endpoint.asks import Ask, AskError, read_chat, read_responses
+from turnwise.endpoint.asks import Ask, AskError, Rules, read_chat, read_responses
 from turnwise.endpoint.episode import AgentEpisode, Outcome, Pending
 from turnwise.endpoint.replies import (
     Reply,
@@ -158,7 +158,7 @@ class Endpoint:
             await self._server.read(request, body)
             data = read_object(body)
             digest = hashlib.blake2b(body, digest_size=16).digest()
-            ask = (read_chat if chat else read_responses)(data, ignore=episode.ignore)
+            ask = (read_chat if chat else read_responses)(data, Rules(ignore=episode.ignore))
             role = request.path_params.get("role")
             if role:
                 ask = replace(ask, role=role)
