@@ -24,6 +24,7 @@ from turnwise.endpoint.replies import (
     as_event,
     chat_events,
     chat_json,
+    delta_chunk,
     first_chunk,
     read_reply,
     responses_events,
@@ -31,8 +32,9 @@ from turnwise.endpoint.replies import (
 )
 from turnwise.endpoint.server import no_such_page, read_object, refusal
 from turnwise.generate.base import Generator, Sampling, Session
-from turnwise.serve.http import HttpServer, listen
-from turnwise.types import Completion, Json, Message
+from turnwise.seeding import derive_seed
+from turnwise.serve.http import HttpServer, ServeError, listen, refuse_pages
+from turnwise.types import Completion, Message
 
 MAX_CONNECTIONS = 1024
 PIECE = 8
@@ -40,7 +42,7 @@ PIECE = 8
 MAX_SAID = 10_000
 """Replies with calls of tools whose texts are remembered."""
 HONOURED = frozenset({"temperature", "top_p", "top_k"})
-RULES = Rules(honoured=HONOURED, training=False)
+RULES = Rules(honoured=HONOURED | {"seed"}, training=False)
 
 
 class PolicyServer:
@@ -109,6 +111,10 @@ class PolicyServer:
         return JSONResponse({"model": self._model})
 
     async def _models(self, request: Request) -> Response:
+        try:
+            self._authorize(request)
+        except (AskError, ServeError) as error:
+            return refusal(error)
         model = {"id": self._model, "object": "model", "created": 0, "owned_by": "turnwise"}
         return JSONResponse({"object": "list", "data": [model]})
 
@@ -141,7 +147,7 @@ class PolicyServer:
                     media_type="text/event-stream",
                     headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"},
                 )
-            jobs = [self._reply(ask, ids, room) for _ in range(ask.n)]
+            jobs = [self._reply(ask, ids, room, choice) for choice in range(ask.n)]
             replies = await asyncio.gather(*jobs)
             whole = chat_json(ask, replies) if chat else responses_json(ask, replies[0])
             return JSONResponse(whole)
@@ -170,8 +176,8 @@ class PolicyServer:
         sampling = replace(default, max_tokens=limit, stop=(*default.stop, *ask.stop))
         return replace(sampling, **{key: ask.settings[key] for key in HONOURED & {*ask.settings}})
 
-    async def _reply(self, ask: Ask, ids: tuple[int, ...], room: int) -> Reply:
-        session = self._session()
+    async def _reply(self, ask: Ask, ids: tuple[int, ...], room: int, choice: int) -> Reply:
+        session = self._session(ask, choice)
         try:
             sampling = self._drawn(ask, room)
             completion = await self._run(self._generator.generate(session, ids, sampling))
@@ -187,7 +193,8 @@ class PolicyServer:
         if named or ask.tools or ask.n > 1:
             if not named:
                 yield as_event(first_chunk(ask, name))
-            replies = await asyncio.gather(*(self._reply(ask, ids, room) for _ in range(ask.n)))
+            jobs = [self._reply(ask, ids, room, choice) for choice in range(ask.n)]
+            replies = await asyncio.gather(*jobs)
             if named:
                 for number, event in enumerate(responses_events(ask, replies[0])):
                     yield as_event({**event, "sequence_number": number}, named=True)
@@ -196,30 +203,34 @@ class PolicyServer:
                 yield as_event({**event, "id": name})
             yield b"data: [DONE]\n\n"
             return
-        session = self._session()
+        async for event in self._stream_words(ask, ids, room, name):
+            yield event
+
+    async def _stream_words(
+        self, ask: Ask, ids: tuple[int, ...], room: int, name: str
+    ) -> AsyncIterator[bytes]:
+        """One reply as it is sampled, thoughts and words apart."""
+        session = self._session(ask)
+        thinks = self._renderer.decode(ids[-16:]).rstrip().endswith("<think>")
         try:
             yield as_event(first_chunk(ask, name))
             said: list[int] = []
-            sent = ""
+            sent = {"reasoning_content": "", "content": ""}
+            logprobs: list[tuple[str, float]] = []  # of tokens whose text is not sent yet
             sampling = self._drawn(ask, room)
             new, reason = ids, "length"
-            while len(said) < sampling.max_tokens:
+            while len(said) < sampling.max_tokens and reason == "length":
                 piece = replace(sampling, max_tokens=min(PIECE, sampling.max_tokens - len(said)))
                 completion = await self._run(self._generator.generate(session, new, piece))
                 said += completion.ids
+                logprobs += self._logprobs(ask, completion)
                 new, reason = (), completion.finish_reason
-                text = self._shown(ask, said)
-                done = reason == "stop"
-                # The last sign may be half of one, and the last word half of a stop string.
-                ready = text if done else text[: max(len(sent), len(text) - _held(ask, text))]
-                if len(ready) > len(sent):
-                    yield as_event(_delta(ask, name, ready[len(sent) :]))
-                    sent = ready
-                if done:
-                    break
-            rest = self._shown(ask, said)[len(sent) :]
-            if rest:
-                yield as_event(_delta(ask, name, rest))
+                over = reason != "length" or len(said) >= sampling.max_tokens
+                for part, text in _parts(ask, self._shown(ask, said), thinks, over=over).items():
+                    if len(text) > len(sent[part]):
+                        delta = {part: text[len(sent[part]) :]}
+                        yield as_event(delta_chunk(ask, name, delta, logprobs))
+                        sent[part], logprobs = text, []
             last = Reply(
                 id=name,
                 content="",
@@ -228,9 +239,10 @@ class PolicyServer:
                 finish_reason="stop" if reason == "stop" else "length",
                 prompt_tokens=len(ids),
                 completion_tokens=len(said),
+                logprobs=tuple(logprobs),
             )
             for event in chat_events(ask, [last]):
-                yield as_event({**event, "id": name})
+                yield as_event(event)
             yield b"data: [DONE]\n\n"
         finally:
             await asyncio.shield(self._run(self._generator.release(session)))
@@ -253,12 +265,7 @@ class PolicyServer:
             finish_reason=completion.finish_reason,
             prompt_tokens=prompt,
             completion_tokens=len(completion.ids),
-            logprobs=tuple(
-                (self._renderer.decode([token]), logprob)
-                for token, logprob in zip(completion.ids, completion.logprobs, strict=True)
-            )
-            if ask.logprobs
-            else (),
+            logprobs=self._logprobs(ask, completion),
         )
         if calls:
             self._said[calls[0].id] = message_key(reply.message), text
@@ -266,8 +273,19 @@ class PolicyServer:
                 del self._said[next(iter(self._said))]
         return reply
 
-    def _session(self) -> Session:
-        return Session(key=f"request-{next(self._count)}", seed=secrets.randbits(62))
+    def _logprobs(self, ask: Ask, completion: Completion) -> tuple[tuple[str, float], ...]:
+        if not ask.logprobs:
+            return ()
+        return tuple(
+            (self._renderer.decode([token]), logprob)
+            for token, logprob in zip(completion.ids, completion.logprobs, strict=True)
+        )
+
+    def _session(self, ask: Ask, choice: int = 0) -> Session:
+        """The session of a reply. Equal seeds draw equal replies to equal conversations."""
+        given = ask.settings.get("seed")
+        seed = secrets.randbits(62) if given is None else derive_seed(given, "choice", choice)
+        return Session(key=f"request-{next(self._count)}", seed=seed)
 
     async def _run(self, job: Awaitable[Any]) -> Any:
         async def run() -> Any:
@@ -278,6 +296,7 @@ class PolicyServer:
 
     def _authorize(self, request: Request) -> None:
         if self._token is None:
+            refuse_pages(request.headers)
             return
         given = request.headers.get("authorization") or ""
         if not hmac.compare_digest(given.encode(), f"Bearer {self._token}".encode()):
@@ -286,13 +305,40 @@ class PolicyServer:
             )
 
 
-def _held(ask: Ask, text: str) -> int:
-    """Characters at the end of a text that may still change."""
+def _parts(ask: Ask, text: str, thinks: bool, *, over: bool) -> dict[str, str]:
+    """The thoughts and the words of what was sampled so far, without what may still change.
+
+    Args:
+        thinks: the prompt has opened the thoughts already.
+
+    Example:
+        >>> ask = Ask(api="chat", messages=())
+        >>> _parts(ask, "<think>hm</think>No", False, over=True)
+        {'reasoning_content': 'hm', 'content': 'No'}
+        >>> _parts(ask, "<think>hm </thi", False, over=False)
+        {'reasoning_content': 'hm', 'content': ''}
+    """
+    head, end, rest = text.partition("</think>")
+    start = head.lstrip()
+    if not over and not end and "<think>".startswith(start):
+        return {"reasoning_content": "", "content": ""}
+    if not thinks and not start.startswith("<think>"):
+        return {"reasoning_content": "", "content": _ready(ask, text, over=over)}
+    thoughts = start.removeprefix("<think>").lstrip()
+    if not end:
+        thoughts = thoughts if over else thoughts[: len(thoughts) - _begun("</think>", thoughts)]
+        return {"reasoning_content": _ready(ask, thoughts, over=over).rstrip(), "content": ""}
+    return {"reasoning_content": thoughts.rstrip(), "content": _ready(ask, rest, over=over)}
+
+
+def _ready(ask: Ask, text: str, *, over: bool) -> str:
+    """The text without its end, as long as that may be half of a sign or of a stop string."""
+    if over:
+        return text
     stops = max((len(stop) - 1 for stop in ask.stop), default=0)
-    return max(stops, 1 if text.endswith("\ufffd") else 0)
+    return text[: max(0, len(text) - max(stops, 1 if text.endswith("\ufffd") else 0))]
 
 
-def _delta(ask: Ask, name: str, text: str) -> Json:
-    chunk = first_chunk(ask, name)
-    chunk["choices"][0]["delta"] = {"content": text}
-    return chunk
+def _begun(mark: str, text: str) -> int:
+    """How many characters at the end of the text may be the beginning of the mark."""
+    return next((size for size in range(len(mark), 0, -1) if text.endswith(mark[:size])), 0)

@@ -129,19 +129,23 @@ def chat_events(ask: Ask, replies: Sequence[Reply]) -> Iterator[Json]:
 
 def first_chunk(ask: Ask, name: str) -> Json:
     """The chunk that opens a stream."""
-    return _delta_chunk(ask, name, {"role": "assistant", "content": ""})
+    return delta_chunk(ask, name, {"role": "assistant", "content": ""})
 
 
 def waiting_chunk(ask: Ask, name: str) -> Json:
     """A chunk that says nothing, for a stream whose policy is not ready. Clients put the texts of
     all chunks together, so the role must not come twice."""
-    return _delta_chunk(ask, name, {"content": ""})
+    return delta_chunk(ask, name, {"content": ""})
 
 
-def _delta_chunk(ask: Ask, name: str, delta: Json) -> Json:
+def delta_chunk(
+    ask: Ask, name: str, delta: Json, logprobs: Sequence[tuple[str, float]] = ()
+) -> Json:
+    """A chunk with a piece of a reply, and (text, log-prob) of its tokens."""
+    told = _token_logprobs(logprobs) if ask.logprobs and logprobs else None
     return {
         **_chunk(ask, name),
-        "choices": [{"index": 0, "delta": delta, "logprobs": None, "finish_reason": None}],
+        "choices": [{"index": 0, "delta": delta, "logprobs": told, "finish_reason": None}],
     }
 
 
@@ -307,8 +311,10 @@ def _usage(replies: Sequence[Reply]) -> dict[str, Json]:
 
 
 def _logprobs(ask: Ask, reply: Reply) -> Json:
-    if not ask.logprobs:
-        return None
+    return _token_logprobs(reply.logprobs) if ask.logprobs else None
+
+
+def _token_logprobs(logprobs: Sequence[tuple[str, float]]) -> Json:
     return {
         "content": [
             {
@@ -317,7 +323,7 @@ def _logprobs(ask: Ask, reply: Reply) -> Json:
                 "bytes": list(text.encode()),
                 "top_logprobs": [],
             }
-            for text, logprob in reply.logprobs
+            for text, logprob in logprobs
         ],
         "refusal": None,
     }
