@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from turnwise.endpoint.asks import Ask, AskError
-from turnwise.endpoint.history import History, Place
+from turnwise.endpoint.history import Cause, History, Place
 from turnwise.endpoint.replies import Reply, read_reply
 from turnwise.envs.base import EnvError
 from turnwise.envs.gate import read_info, read_reward, words
@@ -75,7 +75,8 @@ class Said:
 
     prompt: int = 0
     """Tokens that were new to the policy before its reply."""
-    restart: bool = True
+    restart: bool | None = None
+    """Whether its context began anew. None: it has no tokens."""
     completion: int = 1
     """Tokens of the reply."""
     finish_reason: FinishReason = "stop"
@@ -93,6 +94,8 @@ class Pending:
     name: str
     """The id of its answer, and of its first reply. Reply k of several is NAME-k."""
     replies: list[Reply] = field(default_factory=list[Reply])
+    cause: Cause = "first"
+    """Why its next reply is in the context that it is in."""
     readers: int = 1
     """Connections that wait for the answer. 0: the client is gone."""
 
@@ -108,6 +111,8 @@ class Pending:
 class _Turn:
     pending: Pending
     role: str
+    info: Mapping[str, Json]
+    """How its context began, and which settings of its request have no effect."""
     reply: Reply
     tokens: int
     """Ids of its context after it."""
@@ -247,7 +252,6 @@ class AgentEpisode:
             tools=ask.tools,
             state_key=pending.place.state,
             call=Call(role=ask.role, max_tokens=ask.max_tokens, stop=ask.stop),
-            info=self._info(pending),
         )
 
     def answer(self, text: str, said: Said) -> None:
@@ -257,7 +261,8 @@ class AgentEpisode:
             raise EnvError("a reply came, and the program did not ask for one")
         number = len(self._turns)
         parent = pending.place.parent
-        seen = 0 if said.restart or parent is None else self._turns[parent].tokens
+        goes_on = said.restart is False and parent is not None
+        seen = self._turns[parent].tokens if goes_on and parent is not None else 0
         prompt = seen + said.prompt
         thoughts, content, calls = read_reply(text, pending.ask, turn=number)
         reply = Reply(
@@ -274,11 +279,12 @@ class AgentEpisode:
             _Turn(
                 pending=pending,
                 role=pending.ask.role,
+                info=self._info(pending, said),
                 reply=reply,
                 tokens=prompt + said.completion,
             )
         )
-        self._history.said(pending.place, reply.message, number)
+        self._history.said(pending.ask, pending.place, reply.message, number)
         pending.replies.append(reply)
         if len(pending.replies) < pending.ask.n and self.over is None and not pending.unread:
             self._queue.appendleft(pending)  # the next of n replies to the same request
@@ -307,7 +313,7 @@ class AgentEpisode:
                     parent=place.parent, role=ask.role, max_tokens=ask.max_tokens, stop=ask.stop
                 ),
                 state_key=place.state,
-                info=self._info(pending),
+                info=turn.info,
                 earlier=self._earlier(),
                 trained=self._trained(turn),
                 untrained=self._untrained(),
@@ -350,8 +356,9 @@ class AgentEpisode:
         """The next request, None once the program has ended."""
         while True:
             if self._queue:
-                self._current = self._queue.popleft()
-                return self._current
+                pending = self._current = self._queue.popleft()
+                pending.cause = self._history.cause(pending.ask, pending.place)
+                return pending
             if self.outcome.done():
                 return None
             self._came.clear()
@@ -372,7 +379,7 @@ class AgentEpisode:
             terminated=terminated,
             truncated=not terminated,
             action=None if turn is None else turn.reply.content or None,
-            info=outcome.info,
+            info={**({} if turn is None else turn.info), **outcome.info},
             earlier=self._earlier(),
             repeated=repeated,
             trained=True if turn is None else self._trained(turn),
@@ -437,8 +444,11 @@ class AgentEpisode:
         fixed = self._trained_roles is not None and turn.role not in self._trained_roles
         return not fixed and not turn.pending.unread
 
-    def _info(self, pending: Pending) -> dict[str, Json]:
-        info: dict[str, Json] = {"next_context": self._history.cause(pending.ask, pending.place)}
+    def _info(self, pending: Pending, said: Said) -> dict[str, Json]:
+        cause = pending.cause
+        if said.restart and pending.place.parent is not None:
+            cause = "template"
+        info: dict[str, Json] = {"context_cause": cause}
         if pending.ask.overridden:
             info["overridden"] = ", ".join(pending.ask.overridden)
         return info

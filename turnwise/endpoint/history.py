@@ -3,6 +3,7 @@ their messages, not by the form in which a program sends them back."""
 
 import hashlib
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -10,10 +11,14 @@ from turnwise.chat.render import tools_key
 from turnwise.endpoint.asks import Ask
 from turnwise.types import Message, ToolCall
 
-Cause = Literal["first", "continued", "branched", "edited", "tools", "role"]
+Cause = Literal[
+    "first", "continued", "branched", "new", "again", "edited", "tools", "role", "template"
+]
 """Why a turn is played in the context that it is played in: the first of the episode; a turn that
-continues the newest; one that continues an older turn; a conversation whose earlier replies differ
-from what was said; other tools; another role."""
+continues the newest; one that continues an older turn; a conversation without earlier replies, such
+as that of a sub-agent; the same request once more; a conversation whose earlier replies differ from
+what was said; one that had other tools; the first of another role; a chat template that wrote the
+conversation anew."""
 Key = tuple[str, ...]
 
 
@@ -52,6 +57,8 @@ class History:
     def __init__(self) -> None:
         self._roots: dict[tuple[str, str], _Node] = {}
         self._newest: int | None = None
+        self._spoke: set[str] = set()
+        """Roles that have replied."""
 
     def find(self, ask: Ask) -> Place:
         """The deepest reply that the request repeats, with everything before it."""
@@ -79,11 +86,12 @@ class History:
             state=state.hexdigest(),
         )
 
-    def said(self, place: Place, reply: Message, turn: int) -> None:
+    def said(self, ask: Ask, place: Place, reply: Message, turn: int) -> None:
         """Adds the reply of a turn after the request's last message."""
         node = _Node(turn=turn, call_ids=tuple(call.id for call in reply.tool_calls))
         place.node.children.setdefault(message_key(reply), []).append(node)
         self._newest = turn
+        self._spoke.add(ask.role)
 
     def cause(self, ask: Ask, place: Place) -> Cause:
         """Why the request is answered in the context that it is answered in."""
@@ -91,13 +99,26 @@ class History:
             return "continued" if place.parent == self._newest else "branched"
         if self._newest is None:
             return "first"
-        roles = {role for role, _ in self._roots}
-        if len(roles) > 1 and len([key for key in self._roots if key[0] == ask.role]) == 1:
+        replied = [child for found in place.node.children.values() for child in found]
+        if any(child.turn is not None for child in replied):
+            return "again"
+        if ask.role not in self._spoke:
             return "role"
-        if any(message.role == "assistant" for message in ask.messages):
-            tools = {key for role, key in self._roots if role == ask.role}
-            return "tools" if len(tools) > 1 else "edited"
-        return "edited"
+        if not any(message.role == "assistant" for message in ask.messages):
+            return "new"
+        roots = [node for (role, _), node in self._roots.items() if role == ask.role]
+        return "tools" if any(_repeats(node, ask.messages) for node in roots) else "edited"
+
+
+def _repeats(root: _Node, messages: Sequence[Message]) -> bool:
+    """True if the messages repeat a reply of the conversations after the root."""
+    node = root
+    for message in messages:
+        found = _child(node, message)
+        if found is None or found.turn is not None:
+            return found is not None
+        node = found
+    return False
 
 
 def _child(node: _Node, message: Message, *, programs: bool = False) -> _Node | None:
