@@ -248,16 +248,20 @@ class StepResult:
     """How the next turn is played. None: it continues this one."""
     earlier: Mapping[int, float] = field(default_factory=dict[int, float])
     """Rewards that became known now for earlier turns, by their index."""
+    repeated: Mapping[int, float] = field(default_factory=dict[int, float])
+    """The part of `earlier` that another turn gets too (see `Turn.repeated`)."""
     trained: bool = True
     """False: the turn is not trained on, because its reply was not read or its role is fixed."""
+    untrained: tuple[int, ...] = ()
+    """Indices of turns whose results said `trained`, and which turn out not to have been read."""
 
     @property
     def done(self) -> bool:
         return self.terminated or self.truncated
 
     def to_json(self) -> dict[str, Json]:
-        """Everything but `call`, `earlier` and `trained`, which are decided in the process of the
-        rollout."""
+        """All but `call`, `earlier`, `repeated`, `trained` and `untrained`, which are decided in the
+        process of the rollout."""
         rewritten = self.rewritten
         return {
             **({} if rewritten is None else {"rewritten": rewritten.to_json()}),
@@ -335,6 +339,10 @@ class Completion:
         )
 
 
+LATER = "later"
+"""The part of a turn's reward that became known after the turn."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Turn:
     """One exchange: the model read some ids, said a completion, and the environment replied.
@@ -380,6 +388,9 @@ class Turn:
     role: str = ""
     """Name of the role that spoke, in an episode with several."""
     trained: bool = True
+    repeated: float = 0.0
+    """The part of `reward` that a turn of another role holds too: one reward of the whole episode,
+    paid to each role. The episode's reward counts it once."""
 
     @property
     def num_ids(self) -> int:
@@ -412,6 +423,8 @@ class Turn:
             data["role"] = self.role
         if not self.trained:
             data["trained"] = False
+        if self.repeated:
+            data["repeated"] = self.repeated
         return data
 
     @classmethod
@@ -435,6 +448,7 @@ class Turn:
             parent=data.get("parent"),
             role=data.get("role", ""),
             trained=data.get("trained", True),
+            repeated=data.get("repeated", 0.0),
         )
 
 
@@ -482,8 +496,8 @@ class Episode:
 
     @property
     def reward(self) -> float:
-        """The undiscounted sum of the turns' rewards."""
-        return float(sum(turn.reward for turn in self.turns))
+        """The undiscounted sum of the turns' rewards. One that several roles got counts once."""
+        return float(sum(turn.reward - turn.repeated for turn in self.turns))
 
     @property
     def reward_parts(self) -> dict[str, float]:
@@ -492,6 +506,8 @@ class Episode:
         for turn in self.turns:
             for name, value in turn.reward_parts.items():
                 parts[name] = parts.get(name, 0.0) + value
+            if turn.repeated:
+                parts[LATER] = parts.get(LATER, 0.0) - turn.repeated
         return parts
 
     @property

@@ -5,6 +5,8 @@ import signal
 import subprocess
 import sys
 import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +19,10 @@ from agent_parts import agent_config, check_tokens, scripted
 import turnwise
 from turnwise.endpoint import env
 from turnwise.endpoint.beside import EndpointProcess
-from turnwise.endpoint.worker import Gone
+from turnwise.endpoint.worker import Gone, Worker
+from turnwise.isolation import local
 from turnwise.isolation.processes import WorkerLostError
-from turnwise.rollout.proxy import AgentProxy, RolloutError
+from turnwise.rollout.proxy import AgentProxy
 from turnwise.testing.tiny import tiny_tokenizer
 from turnwise.types import Episode, Status, Task
 
@@ -133,10 +136,14 @@ def test_an_endpoint_that_dies_with_a_request_unread_is_noticed() -> None:
     assert "before its reset" in str(early.exception(timeout=600))
     for process in endpoint_processes():
         process.suspend()
+        while process.status() != psutil.STATUS_STOPPED:
+            time.sleep(0.01)
     waiting = endpoint.call("step", 0, lambda data: data, text="", said={})
     for process in endpoint_processes():
         process.kill()
-    assert isinstance(waiting.exception(timeout=600), WorkerLostError)
+    lost = waiting.exception(timeout=600)
+    assert isinstance(lost, WorkerLostError)
+    assert "died" in str(lost)
     again = endpoint.call("step", 0, lambda data: data, text="", said={})
     assert "before its reset" in str(again.exception(timeout=600))
 
@@ -183,6 +190,7 @@ def start_worker(where: str, program: str, token: str = "a secret") -> "subproce
     return subprocess.Popen(
         [sys.executable, "-m", "turnwise", "work", f"http://{where}", program, "--slots", "4"],
         stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
         env={**os.environ, "TURNWISE_TOKEN": token},
     )
@@ -202,11 +210,37 @@ def test_programs_run_on_other_machines(elsewhere: tuple[str, str]) -> None:
         playing.join(600)
         assert [episode.status for episode in found] == [Status.COMPLETED] * 8
         assert {int(episode.reward) for episode in found} == {first.pid}
-        assert stranger.wait(600) == 0
-        assert "does not know this worker's token" in (stranger.communicate()[0] or "")
+        assert stranger.wait(600) == 1
+        assert "does not know this worker's token" in (stranger.communicate()[1] or "")
     finally:
         first.send_signal(signal.SIGTERM)
         first.communicate()
+
+
+def test_workers_with_another_program_are_refused_and_the_trainer_needs_none(
+    elsewhere: tuple[str, str], tmp_path: Path
+) -> None:
+    """The file lies on the worker's machine, in a folder of its own."""
+    name, where = elsewhere
+    options = {"workers": "elsewhere", "listen": where}
+    program = name.removeprefix("agent:")
+    config = agent_config("agent:solve.py:solve", step_timeout=600.0, options=options)
+    proxy = AgentProxy(config, scripted("fine"), tiny_tokenizer())
+    other = Worker(f"http://{where}", "agents", "a secret", f"{tmp_path}/b.py:b", slots=1)
+    right = Worker(f"http://{where}", "agents", "a secret", program, slots=1)
+    try:
+        other.run()
+        assert other.refused
+        assert other.ended == (
+            "this run has no program 'b.py:b', but 'solve.py:solve'; start the worker with that one"
+        )
+        playing = ThreadPoolExecutor(1).submit(proxy.play_all, 0)
+        right.start()
+        (episode,) = playing.result(600)
+        assert episode.status is Status.COMPLETED, episode.error
+    finally:
+        right.stop()
+        proxy.close()
 
 
 def test_the_endpoint_beyond_this_machine_needs_a_token(program: str) -> None:
@@ -217,17 +251,43 @@ def test_the_endpoint_beyond_this_machine_needs_a_token(program: str) -> None:
         AgentProxy(config, scripted("fine"), tiny_tokenizer())
 
 
-def test_nobody_works_and_the_reset_times_out(elsewhere: tuple[str, str]) -> None:
+def test_a_run_waits_for_workers_and_says_so(
+    elsewhere: tuple[str, str], caplog: pytest.LogCaptureFixture
+) -> None:
+    """`rollout.reset_timeout` counts from the moment a worker has the task."""
     name, where = elsewhere
     config = agent_config(
-        name, reset_timeout=0.5, options={"workers": "elsewhere", "listen": where}
+        name,
+        reset_timeout=30.0,
+        step_timeout=600.0,
+        stall_timeout=0.2,
+        options={"workers": "elsewhere", "listen": where},
     )
     proxy = AgentProxy(config, scripted("fine"), tiny_tokenizer())
+    worker = Worker(f"http://{where}", "agents", "a secret", name.removeprefix("agent:"), slots=1)
     try:
-        with pytest.raises(RolloutError, match="env_timeout"):
-            proxy.play(0)
+        playing = ThreadPoolExecutor(1).submit(proxy.play_all, 0)
+        while "nothing has moved" not in caplog.text:
+            assert not playing.done()
+            time.sleep(0.1)
+        worker.start()
+        (episode,) = playing.result(600)
+        assert episode.status is Status.COMPLETED, episode.error
     finally:
+        worker.stop()
         proxy.close()
+
+
+def test_workers_that_die_at_their_start_are_an_error(
+    program: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(env, "MAX_DEATHS", 3)
+    monkeypatch.setattr(env, "child_command", lambda *_: ["/bin/sh", "-c", "exit 7"])
+    monkeypatch.setattr(local, "MEND_PAUSE", 0.1)
+    (episode,) = play(f"{program}:solve", options={"workers": 1})
+    assert episode.status is Status.ENV_ERROR
+    assert "3 workers died one after another" in (episode.error or "")
+    assert "exit code 7" in (episode.error or "")
 
 
 def test_serve_answers_openai_clients(tmp_path: Path) -> None:

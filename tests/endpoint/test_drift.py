@@ -135,7 +135,7 @@ def check(conversations: int, *, template: str = "chatml") -> None:
     assert len(recorder.calls) > 2 * conversations
     for episode in episodes:
         assert episode.status is Status.COMPLETED, episode.error
-        causes = [turn.info.get("next_context") for turn in episode.turns]
+        causes = [turn.info.get("context_cause") for turn in episode.turns]
         assert len(contexts(episode.turns)) == 1, (causes, [turn.text for turn in episode.turns])
 
 

@@ -138,7 +138,10 @@ def test_calls_sent_back_in_any_form_continue_the_same_tokens() -> None:
     (episode,), _ = play(tools_in_many_forms, CALL)
     assert episode.status is Status.COMPLETED, episode.error
     assert [turn.restart for turn in episode.turns] == [True, False, False, False]
-    assert [turn.info.get("next_context") for turn in episode.turns] == ["continued"] * 3 + [None]
+    assert [turn.info.get("context_cause") for turn in episode.turns] == [
+        "first",
+        *["continued"] * 3,
+    ]
 
 
 def strips_thoughts(client: Any) -> float:
@@ -184,8 +187,8 @@ def test_conversations_of_an_episode_are_contexts_of_one_tree() -> None:
     sample = episode_to_samples(episode)[2]
     assert sample.ids[: len(prefix)] == prefix
     assert not any(sample.response_mask[: len(prefix)])
-    causes = [turn.info["next_context"] for turn in turns[:-1]]
-    assert causes == ["edited", "branched", "branched", "branched", "edited", "edited"]
+    causes = [turn.info["context_cause"] for turn in turns]
+    assert causes == ["first", "new", "branched", "branched", "branched", "edited", "new"]
 
 
 def test_credit_runs_over_the_calls_in_their_order() -> None:

@@ -11,6 +11,7 @@ from turnwise.chat.codec import EncodeCache, byte_table, table_decode
 from turnwise.chat.controls import Controls, Where
 from turnwise.chat.shapes import CHECK_EVERY, Roles, Shapes
 from turnwise.chat.template import read_template
+from turnwise.chat.tool_calls import Form, form_of_calls, in_form
 from turnwise.types import Json, Message
 
 logger = logging.getLogger(__name__)
@@ -65,7 +66,8 @@ class Renderer:
     template renders everything.
 
     Special tokens in the text of environments and tools stay plain text, and so do control strings,
-    as `break_control` says (see controls.py). `own` are texts of turnwise that contain control
+    as `break_control` says (see controls.py). Calls of tools that a template would leave out are
+    written into the content (see tool_calls.py). `own` are texts of turnwise that contain control
     strings.
     """
 
@@ -90,6 +92,7 @@ class Renderer:
         self._bytes = None if self._core is None else byte_table(self._core)
         self._encoded = EncodeCache()
         self._template = tokenizer.chat_template
+        self._calls: Form | None = None
         self._break_control: Where = break_control
         self._own = tuple(own)
         self._controls = self._read_controls()
@@ -172,7 +175,7 @@ class Renderer:
     def _render(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Json]]) -> str:
         """The conversation as the template itself renders it."""
         controls = self._controls
-        cleaned = [controls.message(message) for message in messages]
+        cleaned = [self._cleaned(message) for message in messages]
         schemas = [cast(dict[str, Json], controls.value(tool)) for tool in tools]
         text = self._render_cleaned(cleaned, schemas)
         if controls.may_join([*cleaned, *schemas]):
@@ -183,6 +186,14 @@ class Renderer:
             if controls.found(fenced) != controls.found(text):
                 return fenced
         return text
+
+    def _cleaned(self, message: Message) -> dict[str, Json]:
+        data = self._controls.message(message)
+        if not message.tool_calls:
+            return data
+        if self._calls is None:
+            self._calls = form_of_calls(self._apply)
+        return in_form(data, self._calls, clean=self._controls.value)
 
     def _render_cleaned(
         self, messages: Sequence[dict[str, Json]], tools: Sequence[dict[str, Json]]
@@ -309,6 +320,7 @@ class Renderer:
     def _live_shapes(self) -> Shapes | None:
         if self._tokenizer.chat_template is not self._template:
             self._template = self._tokenizer.chat_template
+            self._calls = None
             self._openings.clear()
             self._keeps_openings = False
             self._controls = self._read_controls()

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import sys
 from typing import Annotated
 
 import typer
@@ -27,7 +28,7 @@ def work(
     Tasks come from the run's endpoint, and rewards go back to it. Ends with the run. The
     environment variable TURNWISE_TOKEN is the token that both share.
     """
-    from turnwise.endpoint.worker import COMMAND, TOKEN, Worker
+    from turnwise.endpoint.worker import COMMAND, ELSEWHERE, TOKEN, Worker
     from turnwise.user_code import UnknownNameError, load_object
 
     kind, _, rest = program.partition(":")
@@ -41,11 +42,15 @@ def work(
             load_object(rest)
         except UnknownNameError as error:
             fail(str(error))
-    worker = Worker(url, "agents", token, rest if kind == "agent" else COMMAND + rest, slots=slots)
+    name = rest if kind == "agent" else COMMAND + rest
+    worker = Worker(url, ELSEWHERE, token, name, slots=slots)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     print(f"working for {url}, {slots} at once", flush=True)
     try:
         worker.run()
     except KeyboardInterrupt:
         worker.stop()
+    if worker.refused:
+        print(f"error: {worker.ended}", file=sys.stderr)
+        raise SystemExit(1)
     print(worker.ended or "stopped")

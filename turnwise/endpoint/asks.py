@@ -17,13 +17,14 @@ Api = Literal["chat", "responses"]
 
 _IGNORED = frozenset(
     (
-        *("user", "metadata", "store", "service_tier", "parallel_tool_calls", "stream_options"),
-        *("seed", "safety_identifier", "prompt_cache_key", "prompt_cache_retention", "verbosity"),
-        *("reasoning_effort", "reasoning", "truncation", "include", "background", "prompt"),
-        *("max_tool_calls", "conversation", "text"),
+        *("user", "metadata", "store", "service_tier", "stream_options", "safety_identifier"),
+        *("prompt_cache_key", "prompt_cache_retention", "verbosity", "reasoning_effort"),
+        *("reasoning", "truncation", "include", "max_tool_calls"),
     )
 )
 """Settings that do not change what is sampled. They are accepted and have no effect."""
+_KEPT = ("previous_response_id", "conversation", "prompt")
+"""Settings that name something on OpenAI's servers."""
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "top_p": (None, 1, 1.0),
     "top_k": (None, 0, -1),
@@ -40,7 +41,8 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "audio": (None,),
     "prediction": (None,),
     "web_search_options": (None,),
-    "previous_response_id": (None,),
+    **dict.fromkeys(_KEPT, (None,)),
+    "background": (None, False),
 }
 """Settings that change what is sampled, or ask for something that a policy cannot give, with the
 values that have no effect."""
@@ -48,9 +50,31 @@ _USED = frozenset(
     (
         *("model", "messages", "tools", "tool_choice", "n", "max_tokens", "max_completion_tokens"),
         *("stop", "stream", "temperature", "logprobs", "input", "instructions"),
-        "max_output_tokens",
+        *("max_output_tokens", "seed", "parallel_tool_calls", "text"),
     )
 )
+_FLAGS = ("stream", "logprobs", "parallel_tool_calls")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rules:
+    """Which settings of a request are honoured. The defaults are those of a policy in training,
+    which honours none that change what it samples."""
+
+    ignore: frozenset[str] = frozenset()
+    """Names of settings that are not honoured and yet accepted."""
+    honoured: frozenset[str] = frozenset()
+    """Names of settings of sampling that are honoured."""
+    training: bool = True
+
+    @property
+    def remedy(self) -> str:
+        return "leave it out" + (
+            ", or name it in env.options.ignore to accept it without effect" * self.training
+        )
+
+
+TRAINING = Rules()
 
 
 class AskError(ValueError):
@@ -80,25 +104,16 @@ class Ask:
     """Whether a stream ends with the counts of tokens."""
     logprobs: bool = False
     overridden: tuple[str, ...] = ()
-    """Settings that the rollout decides in place of the program, such as the temperature."""
+    """Settings that have no effect, though the program set them: the rollout decides the
+    temperature and the seed, and nobody enforces a choice of tools."""
     settings: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """Settings of sampling that are honoured."""
     echo: Mapping[str, Json] = field(default_factory=dict[str, Json])
     """Fields of the request that an answer of the responses API repeats."""
 
 
-def read_chat(
-    body: Mapping[str, Any],
-    *,
-    ignore: frozenset[str] = frozenset(),
-    honoured: frozenset[str] = frozenset(),
-) -> Ask:
+def read_chat(body: Mapping[str, Any], rules: Rules = TRAINING) -> Ask:
     """The request of POST /v1/chat/completions.
-
-    Args:
-        ignore: names of settings that are not honoured and yet accepted.
-        honoured: names of settings of sampling that are honoured. A policy in training honours
-            none.
 
     Raises:
         AskError: something in it is malformed, or cannot be honoured.
@@ -106,9 +121,9 @@ def read_chat(
     Example:
         >>> read_chat({"messages": [{"role": "user", "content": "Hi"}], "top_p": 0.9})
         Traceback (most recent call last):
-        turnwise.endpoint.asks.AskError: top_p = 0.9 changes what is sampled, and a policy is trained on what it samples itself; leave it out, or name it in env.options.ignore
+        turnwise.endpoint.asks.AskError: top_p = 0.9 changes what is sampled, and a policy is trained on what it samples itself; leave it out, or name it in env.options.ignore to accept it without effect
     """  # noqa: E501
-    common = _common(body, ignore=ignore, honoured=honoured)
+    common = _common(body, rules)
     raw = body.get("messages")
     if not isinstance(raw, list) or not raw:
         raise AskError("messages is a list with at least one message", param="messages")
@@ -129,24 +144,14 @@ def read_chat(
     )
 
 
-def read_responses(
-    body: Mapping[str, Any],
-    *,
-    ignore: frozenset[str] = frozenset(),
-    honoured: frozenset[str] = frozenset(),
-) -> Ask:
+def read_responses(body: Mapping[str, Any], rules: Rules = TRAINING) -> Ask:
     """The request of POST /v1/responses. The whole conversation is in `input`: answers are not
     stored.
 
     Raises:
         AskError: something in it is malformed, or cannot be honoured.
     """
-    common = _common(body, ignore=ignore, honoured=honoured)
-    form = body.get("text")
-    wanted = form.get("format") if isinstance(form, Mapping) else None
-    kind = wanted.get("type") if isinstance(wanted, Mapping) else "text"
-    if kind not in ("text", None) and "text" not in ignore:
-        raise _unfit("text.format", kind)
+    common = _common(body, rules)
     messages: list[Message] = []
     if body.get("instructions"):
         messages.append(Message(role="system", content=_text(body["instructions"], "instructions")))
@@ -173,30 +178,36 @@ def read_responses(
     )
 
 
-def _common(body: Mapping[str, Any], *, ignore: frozenset[str], honoured: frozenset[str]) -> Ask:
+def _common(body: Mapping[str, Any], rules: Rules) -> Ask:
     overridden: list[str] = []
     settings: dict[str, float] = {}
+    for key in _FLAGS:
+        if not isinstance(body.get(key), bool | None):
+            raise AskError(f"{key} is true or false, got {brief(body[key])}", param=key)
     for key, value in body.items():
-        if key in honoured:
-            if value is not None:
-                settings[key] = _number(key, value)
+        if key in _NUMBERS and value is not None:
+            number = _number(key, value)
+            if key in rules.honoured:
+                settings[key] = number
+            elif key in _USED:
+                overridden.append(key)
+        if key in rules.honoured or key in _IGNORED or key in _USED:
             continue
-        if key in _IGNORED or key in _USED:
-            continue
-        if key not in _NEUTRAL and key not in ignore:
-            raise AskError(
-                f"unknown field {key!r}; name it in env.options.ignore to accept it without effect",
-                param=key[:80],
-            )
+        if key not in _NEUTRAL and key not in rules.ignore:
+            raise AskError(f"unknown field {key!r}; {rules.remedy}", param=key[:80])
         if value in _NEUTRAL.get(key, (value,)):
             continue
-        if key not in ignore:
-            raise _unfit(key, value)
+        if key not in rules.ignore:
+            raise _unfit(key, value, rules)
         overridden.append(key)
-    if body.get("temperature") is not None and "temperature" not in honoured:
-        overridden.append("temperature")
+    if (kind := _text_format(body)) not in ("text", None):
+        if rules.ignore.isdisjoint(("text", "text.format")):
+            raise _unfit("text.format", kind, rules)
+        overridden.append("text.format")
     if body.get("tool_choice") not in (None, "auto", "none"):
         overridden.append("tool_choice")
+    if body.get("parallel_tool_calls") is False:
+        overridden.append("parallel_tool_calls")
     model = body.get("model")
     name = model if isinstance(model, str) else ""
     role = name.partition(":")[2] if name.startswith("policy:") else ""
@@ -212,20 +223,43 @@ def _common(body: Mapping[str, Any], *, ignore: frozenset[str], honoured: frozen
     )
 
 
+def _text_format(body: Mapping[str, Any]) -> Any:
+    """The kind of format that a request of the responses API wants."""
+    form = body.get("text")
+    wanted = form.get("format") if isinstance(form, Mapping) else None
+    return wanted.get("type") if isinstance(wanted, Mapping) else None
+
+
+_NUMBERS: dict[str, tuple[float, float]] = {
+    "temperature": (0.0, 100.0),
+    "top_p": (0.0, 1.0),
+    "top_k": (-1, 1 << 20),
+    "seed": (-(1 << 63), (1 << 63) - 1),
+}
+"""Settings that are numbers, with the least and the largest."""
+
+
 def _number(key: str, value: Any) -> float:
-    ranges = {"temperature": (0.0, 100.0), "top_p": (0.0, 1.0), "top_k": (0, 1 << 20)}
-    low, high = ranges[key]
-    if not isinstance(value, int | float) or isinstance(value, bool) or not low <= value <= high:
-        raise AskError(f"{key} lies in [{low:g}, {high:g}], got {brief(value)}", param=key)
-    return int(value) if key == "top_k" else float(value)
+    low, high = _NUMBERS[key]
+    whole = key in ("top_k", "seed")
+    kind = "a whole number" if whole else "a number"
+    right = isinstance(value, int if whole else int | float) and not isinstance(value, bool)
+    if not right or not low <= value <= high:
+        raise AskError(f"{key} is {kind} in [{low:g}, {high:g}], got {brief(value)}", param=key)
+    return max(value, 0) if key == "top_k" else value if whole else float(value)
 
 
-def _unfit(key: str, value: Any) -> AskError:
+def _unfit(key: str, value: Any, rules: Rules) -> AskError:
+    if key in _KEPT:
+        why = "names something that is not kept here; send the whole conversation"
+    elif key == "background":
+        why = "cannot be honoured: answers are not kept"
+    elif rules.training:
+        why = "changes what is sampled, and a policy is trained on what it samples itself"
+    else:
+        why = "cannot be honoured"
     return AskError(
-        f"{key} = {brief(value)} changes what is sampled, and a policy is trained on what it "
-        "samples itself; leave it out, or name it in env.options.ignore",
-        param=key,
-        code="unsupported_parameter",
+        f"{key} = {brief(value)} {why}; {rules.remedy}", param=key, code="unsupported_parameter"
     )
 
 

@@ -2,8 +2,22 @@
 rewards."""
 
 import json
+import urllib.error
 import urllib.request
+from collections.abc import Generator
 from typing import Any
+
+
+class RewardError(RuntimeError):
+    """A reward that the endpoint refused."""
+
+
+class _Given:
+    """What `reward` returns: an asynchronous program may await it, and needs not."""
+
+    def __await__(self) -> Generator[None, None, None]:
+        return
+        yield
 
 
 class _Rewards:
@@ -11,16 +25,32 @@ class _Rewards:
 
     turnwise_url: str
 
-    def reward(self, value: float, reply: Any = None) -> None:
+    def reward(self, value: float, reply: Any = None) -> _Given:
         """Adds to the reward of a reply: of the one given (a completion or its id), else of the
-        newest."""
+        newest.
+
+        Raises:
+            RewardError: there is no such reply, the value is no finite number, or the episode is
+                over.
+        """
         name = reply if reply is None or isinstance(reply, str) else str(reply.id)
         data = json.dumps({"reward": float(value), "id": name}).encode()
         request = urllib.request.Request(
             f"{self.turnwise_url}/reward", data, {"Content-Type": "application/json"}
         )
-        with urllib.request.urlopen(request, timeout=60) as answer:
-            answer.read()
+        try:
+            with urllib.request.urlopen(request, timeout=60) as answer:
+                answer.read()
+        except urllib.error.HTTPError as error:
+            raise RewardError(_words(error)) from None
+        return _Given()
+
+
+def _words(error: urllib.error.HTTPError) -> str:
+    try:
+        return str(json.loads(error.read())["error"]["message"])
+    except (ValueError, KeyError, TypeError, OSError):
+        return str(error)
 
 
 def make_client(base_url: str, *, waits: bool) -> Any:

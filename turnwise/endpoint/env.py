@@ -6,6 +6,7 @@ import logging
 import os
 import subprocess
 import threading
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from pathlib import Path
@@ -17,8 +18,8 @@ from turnwise.endpoint.beside import (
     shared_endpoint,
 )
 from turnwise.endpoint.wire import observation_from_json, result_from_json
-from turnwise.endpoint.worker import COMMAND, TOKEN, Worker
-from turnwise.envs.base import Hint
+from turnwise.endpoint.worker import COMMAND, ELSEWHERE, TOKEN, Worker, program_label
+from turnwise.envs.base import EnvError, Hint
 from turnwise.envs.data_rows import RowSplits, load_rows
 from turnwise.envs.tools.sample import random_reply
 from turnwise.isolation.processes import WorkerLostError
@@ -29,6 +30,12 @@ from turnwise.user_code import is_only_here, load_object, name_of
 logger = logging.getLogger(__name__)
 SLOTS = 64
 """Programs that a worker runs at once."""
+MEND_PAUSE = 2.0
+"""Seconds between two looks whether the workers are alive, while a task waits for one."""
+MAX_DEATHS = 20
+"""Workers that die right after their start, one after another, before their tasks are given up."""
+QUICK = 10.0
+"""Seconds after its start within which a worker's death counts as one of those."""
 LEASE = 30.0
 """Seconds without a sign of life after which the worker of an episode counts as lost."""
 _COUNT, _ENVS = itertools.count(), itertools.count()
@@ -69,7 +76,7 @@ class AgentEnv:
         patience: float = 5.0,
         unfinished_reward: float = 0.0,
     ) -> None:
-        if not program.startswith(COMMAND):
+        if not program.startswith(COMMAND) and workers != "elsewhere":
             load_object(program)  # a mistake in its name is told before the run begins
         self._name = program.removeprefix(COMMAND)
         rows = None if tasks is None else load_rows(tasks, name=self._name)
@@ -91,25 +98,31 @@ class AgentEnv:
         payload: dict[str, Json] = {} if self._rows is None else self._rows.draw(seed, split)
         return Task(id=f"{self._name}/{split}/{seed}", seed=seed, payload=payload, split=split)
 
-    def submit_reset(self, task: Task, noise_seed: int) -> Future[Observation]:
+    def submit_reset(self, task: Task, noise_seed: int) -> Future[None]:
         self._staff.mend()
         self._offered = False
         roles = None if self._roles is None else sorted(self._roles)
-
-        def read(data: Json) -> Observation:
-            self._wants_logprobs = data["logprobs"]
-            return observation_from_json(data)
-
         return self._staff.endpoint.call(
             "reset",
             self._id,
-            read,
+            lambda _: None,
             task=task.to_json(),
             roles=roles,
             ignore=sorted(self._ignore),
             queue=self._staff.queue,
+            program=self._staff.label,
             lease=LEASE,
         )
+
+    def submit_opening(self) -> Future[Observation]:
+        def read(data: Json) -> Observation:
+            self._wants_logprobs = data["logprobs"]
+            return observation_from_json(data)
+
+        return self._staff.endpoint.call("opening", self._id, read)
+
+    def mend(self) -> None:
+        self._staff.mend()
 
     def submit_step(self, message: Message, said: Any) -> Future[StepResult]:
         known = {} if said is None else _said(said, logprobs=self._wants_logprobs)
@@ -131,7 +144,14 @@ class AgentEnv:
         return self._staff.endpoint.call("end", self._id, lambda _: None)
 
     def reset(self, task: Task, noise_seed: int = 0) -> Observation:
-        return self.submit_reset(task, noise_seed).result()
+        taken = self.submit_reset(task, noise_seed)
+        while True:
+            try:
+                taken.result(MEND_PAUSE)
+            except TimeoutError:
+                self.mend()
+            else:
+                return self.submit_opening().result()
 
     def step(self, message: Message) -> StepResult:
         return self.submit_step(message, None).result()
@@ -222,28 +242,56 @@ class _Staff:
         self, program: str, *, endpoint: EndpointProcess, workers: int | str, slots: int
     ) -> None:
         self.endpoint = endpoint
-        self.queue = "agents" if workers == "elsewhere" else f"q{next(_COUNT)}"
+        self.queue = f"q{next(_COUNT)}"
+        self.label: str | None = None
+        """The name by which workers elsewhere know the program. None: they are started here."""
         self.members = 0
         self._processes: list[subprocess.Popen[bytes]] = []
+        self._started: list[float] = []
+        self._deaths = 0
+        """Workers that died right after their start, since the last one that did not."""
+        self._mending = threading.Lock()
         self._threads: Worker | None = None
         if workers == "elsewhere":
+            self.label = program_label(program)
+            self.queue = f"{ELSEWHERE} {self.label}"
+            # Known from the beginning, so that a worker with another program hears of it.
+            endpoint.call("admit", -1, lambda _: None, program=self.label)
             return
         self._program, self._slots = program, slots
         if workers == 0:
             self._threads = self._start_here()
         self._processes = [self._start() for _ in range(int(workers))]
+        self._started = [time.monotonic() for _ in self._processes]
 
     def mend(self) -> None:
-        """Starts a worker in the place of each one that has died or has given up."""
+        """Starts a worker in the place of each one that has died or has given up.
+
+        Raises:
+            EnvError: they die as soon as they are started.
+        """
+        with self._mending:
+            self._mend()
+
+    def _mend(self) -> None:
         if self._threads is not None and self._threads.ended is not None:
             logger.warning("%s; other workers take its place", self._threads.ended)
             self._threads = self._start_here()
         for place, process in enumerate(self._processes):
-            if process.poll() is not None:
-                logger.warning(
-                    "a worker died (exit %d); another takes its place", process.returncode
+            quick = time.monotonic() - self._started[place] < QUICK
+            if process.poll() is None:
+                self._deaths = self._deaths if quick else 0
+                continue
+            self._deaths = self._deaths + 1 if quick else 0
+            code = process.returncode
+            if self._deaths > MAX_DEATHS:
+                raise EnvError(
+                    f"{MAX_DEATHS} workers died one after another within {QUICK:g} s of their "
+                    f"start, the last with exit code {code}; see what they printed"
                 )
-                self._processes[place] = self._start()
+            logger.warning("a worker died (exit %d); another takes its place", code)
+            self._processes[place] = self._start()
+            self._started[place] = time.monotonic()
 
     def _start_here(self) -> Worker:
         url, token = self.endpoint.url, self.endpoint.work_token
@@ -289,10 +337,11 @@ def _join_staff(
         raise ValueError(f"workers is a number or 'elsewhere', got {workers!r}")
     if workers is None:
         workers = 0 if is_only_here(program) else min(2, os.cpu_count() or 1)
-    if isinstance(workers, int) and workers > 0 and is_only_here(program):
+    if workers != 0 and is_only_here(program):
+        where = "elsewhere" if workers == "elsewhere" else "in worker processes"
         raise ValueError(
-            f"{program} is known to this process alone and cannot run in worker processes; put it "
-            "into a file, or set workers to 0"
+            f"{program} is known to this process alone and cannot run {where}; put it into a file, "
+            "or set workers to 0"
         )
     host, port, token = "127.0.0.1", 0, None
     if listen is not None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from turnwise.endpoint.asks import Ask, AskError
-from turnwise.endpoint.history import History, Place, conversation_text
+from turnwise.endpoint.history import Cause, History, Place
 from turnwise.endpoint.replies import Reply, read_reply
 from turnwise.envs.base import EnvError
 from turnwise.envs.gate import read_info, read_reward, words
@@ -25,8 +25,10 @@ MAX_WAITING = 256
 class Outcome:
     """How a program ended."""
 
+    reward: float | None = None
+    """For every role that is trained."""
     rewards: Mapping[str, float] = field(default_factory=dict[str, float])
-    """By role; "" stands for all roles."""
+    """By role; "" is the one without a name."""
     info: Mapping[str, Json] = field(default_factory=dict[str, Json])
     error: str | None = None
     lost: bool = False
@@ -55,9 +57,15 @@ class Outcome:
             value = value.reward
         if value is None:
             return cls(info=info)
-        given = value if isinstance(value, Mapping) else {"": value}
-        rewards = {str(role): read_reward(number, name=name) for role, number in given.items()}
+        if not isinstance(value, Mapping):
+            return cls(reward=read_reward(value, name=name), info=info)
+        rewards = {str(role): read_reward(number, name=name) for role, number in value.items()}
         return cls(rewards=rewards, info=info)
+
+    @property
+    def pays(self) -> bool:
+        """True if the program returned a reward."""
+        return self.reward is not None or bool(self.rewards)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -67,7 +75,8 @@ class Said:
 
     prompt: int = 0
     """Tokens that were new to the policy before its reply."""
-    restart: bool = True
+    restart: bool | None = None
+    """Whether its context began anew. None: it has no tokens."""
     completion: int = 1
     """Tokens of the reply."""
     finish_reason: FinishReason = "stop"
@@ -82,21 +91,34 @@ class Pending:
     ask: Ask
     place: Place
     answer: "asyncio.Future[list[Reply]]"
+    name: str
+    """The id of its answer, and of its first reply. Reply k of several is NAME-k."""
     replies: list[Reply] = field(default_factory=list[Reply])
+    cause: Cause = "first"
+    """Why its next reply is in the context that it is in."""
     readers: int = 1
     """Connections that wait for the answer. 0: the client is gone."""
+
+    @property
+    def unread(self) -> bool:
+        """True if no client gets its replies: it is gone, or was refused."""
+        answer = self.answer
+        refused = answer.done() and (answer.cancelled() or answer.exception() is not None)
+        return refused or self.readers <= 0
 
 
 @dataclass(slots=True)
 class _Turn:
     pending: Pending
     role: str
+    info: Mapping[str, Json]
+    """How its context began, and which settings of its request have no effect."""
     reply: Reply
     tokens: int
     """Ids of its context after it."""
     reward: float = 0.0
-    told: bool = False
-    """Whether the rollout has its result already."""
+    told: bool | None = None
+    """Whether the rollout was told to train on it. None: it has not its result yet."""
 
 
 class AgentEpisode:
@@ -123,6 +145,10 @@ class AgentEpisode:
         self.ignore = ignore
         self.over: str | None = None
         """Why no further request is answered."""
+        self.over_code = "episode_over"
+        """What a request is told then, in a word for programs."""
+        self.taken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        """Done when a worker has the task."""
         self.outcome: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
         self._trained_roles = trained_roles
         self._history = History()
@@ -130,6 +156,9 @@ class AgentEpisode:
         self._came = asyncio.Event()
         self._current: Pending | None = None
         self._turns: list[_Turn] = []
+        self._asked = 0
+        self._paid = False
+        """True if the program has given a reward to one of its replies."""
         self._known: dict[bytes, Pending] = {}
 
     # What the program's side calls.
@@ -149,7 +178,7 @@ class AgentEpisode:
             known.readers += 1
             return known
         if self.over is not None:
-            raise AskError(f"this episode is over: {self.over}", code="episode_over", status=410)
+            raise AskError(f"this episode is over: {self.over}", code=self.over_code, status=410)
         if len(self._queue) >= MAX_WAITING:
             raise AskError(
                 f"{MAX_WAITING} requests of this episode wait already; policies of one episode "
@@ -158,7 +187,9 @@ class AgentEpisode:
                 status=429,
             )
         answer: asyncio.Future[list[Reply]] = asyncio.get_running_loop().create_future()
-        pending = Pending(ask=ask, place=self._history.find(ask), answer=answer)
+        self._asked += 1
+        name = f"chatcmpl-{self.token[:8]}-{self._asked}"
+        pending = Pending(ask=ask, place=self._history.find(ask), answer=answer, name=name)
         self._queue.append(pending)
         self._known[digest] = pending
         self._came.set()
@@ -184,18 +215,22 @@ class AgentEpisode:
             found = [turn for turn in self._turns if turn.reply.id == completion]
             if not found:
                 raise AskError(f"no reply of this episode has the id {completion[:80]!r}")
-            turn = found[-1]
+            (turn,) = found
         try:
             turn.reward += read_reward(value, name="the program")
         except EnvError as error:
             raise AskError(str(error)) from error
+        self._paid = True
 
     def end(self, outcome: Outcome) -> None:
         """The program has ended."""
         if not self.outcome.done():
             self.outcome.set_result(outcome)
             self._came.set()
+        current = self._current
         self.close(f"the program has {'failed' if outcome.error else 'ended'}")
+        # The policy may reply to it at this moment: that is a turn which nobody reads.
+        self._current = current
 
     # What the rollout's side calls.
 
@@ -215,8 +250,8 @@ class AgentEpisode:
         return Observation(
             messages=ask.messages,
             tools=ask.tools,
+            state_key=pending.place.state,
             call=Call(role=ask.role, max_tokens=ask.max_tokens, stop=ask.stop),
-            info=self._info(pending),
         )
 
     def answer(self, text: str, said: Said) -> None:
@@ -226,11 +261,12 @@ class AgentEpisode:
             raise EnvError("a reply came, and the program did not ask for one")
         number = len(self._turns)
         parent = pending.place.parent
-        seen = 0 if said.restart or parent is None else self._turns[parent].tokens
+        goes_on = said.restart is False and parent is not None
+        seen = self._turns[parent].tokens if goes_on and parent is not None else 0
         prompt = seen + said.prompt
         thoughts, content, calls = read_reply(text, pending.ask, turn=number)
         reply = Reply(
-            id=f"chatcmpl-{self.token[:8]}-{number}",
+            id=f"{pending.name}-{len(pending.replies)}" if pending.replies else pending.name,
             content=content,
             thoughts=thoughts,
             calls=calls,
@@ -243,13 +279,14 @@ class AgentEpisode:
             _Turn(
                 pending=pending,
                 role=pending.ask.role,
+                info=self._info(pending, said),
                 reply=reply,
                 tokens=prompt + said.completion,
             )
         )
-        self._history.said(pending.place, reply.message, number)
+        self._history.said(pending.ask, pending.place, reply.message, number)
         pending.replies.append(reply)
-        if len(pending.replies) < pending.ask.n and self.over is None:
+        if len(pending.replies) < pending.ask.n and self.over is None and not pending.unread:
             self._queue.appendleft(pending)  # the next of n replies to the same request
             self._came.set()
         else:
@@ -275,14 +312,15 @@ class AgentEpisode:
                 call=Call(
                     parent=place.parent, role=ask.role, max_tokens=ask.max_tokens, stop=ask.stop
                 ),
-                state_key=conversation_text(ask.messages),
-                info=self._info(pending),
+                state_key=place.state,
+                info=turn.info,
                 earlier=self._earlier(),
                 trained=self._trained(turn),
+                untrained=self._untrained(),
             )
         outcome = self.outcome.result()
         self._raise_for(outcome)
-        if not outcome.rewards and not any(turn.reward for turn in self._turns):
+        if not outcome.pays and not self._paid:
             raise EnvError("the program returned no reward, and gave none to its replies")
         return self._ending(outcome, terminated=True)
 
@@ -292,16 +330,18 @@ class AgentEpisode:
         try:
             outcome = await asyncio.wait_for(asyncio.shield(self.outcome), patience)
         except TimeoutError:
-            outcome = Outcome(rewards={"": otherwise}, info={"unfinished": True})
+            outcome = Outcome(reward=otherwise, info={"unfinished": True})
         if outcome.error is not None:  # it did not expect to be cut
-            outcome = Outcome(rewards={"": otherwise}, info={"unfinished": True})
+            outcome = Outcome(reward=otherwise, info={"unfinished": True})
         return self._ending(outcome, terminated=False)
 
     def close(self, why: str, *, code: str = "episode_over") -> None:
         """No further request is answered; those that wait are refused."""
+        status = 400 if code == "context_length_exceeded" else 410
         if self.over is None:
             self.over = why
-        status = 400 if code == "context_length_exceeded" else 410
+            # A shorter conversation would not help any more.
+            self.over_code = code if status == 410 else "episode_over"
         waiting = [*self._queue, *([self._current] if self._current is not None else [])]
         self._queue.clear()
         self._current = None
@@ -316,8 +356,9 @@ class AgentEpisode:
         """The next request, None once the program has ended."""
         while True:
             if self._queue:
-                self._current = self._queue.popleft()
-                return self._current
+                pending = self._current = self._queue.popleft()
+                pending.cause = self._history.cause(pending.ask, pending.place)
+                return pending
             if self.outcome.done():
                 return None
             self._came.clear()
@@ -331,46 +372,83 @@ class AgentEpisode:
 
     def _ending(self, outcome: Outcome, *, terminated: bool) -> StepResult:
         turn = self._turns[-1] if self._turns else None
-        reward = 0.0 if turn is None else self._settle(turn)
-        for role, value in outcome.rewards.items():
-            last = self._last_of(role)
-            if last is turn or last is None:
-                reward += value
-            else:
-                last.reward += value
+        repeated = self._pay(outcome)
         return StepResult(
             messages=(),
-            reward=reward,
+            reward=outcome.reward or 0.0 if turn is None else self._settle(turn),
             terminated=terminated,
             truncated=not terminated,
             action=None if turn is None else turn.reply.content or None,
-            info=outcome.info,
+            info={**({} if turn is None else turn.info), **outcome.info},
             earlier=self._earlier(),
+            repeated=repeated,
             trained=True if turn is None else self._trained(turn),
+            untrained=self._untrained(),
         )
 
-    def _last_of(self, role: str) -> _Turn | None:
-        turns = [turn for turn in self._turns if not role or turn.role == role]
-        return turns[-1] if turns else None
+    def _pay(self, outcome: Outcome) -> dict[int, float]:
+        """Adds the rewards of the end to the last reply of each role that was read. Returns what a
+        turn got that a later one got too, by index: one reward for all trained roles is counted
+        once.
+
+        Raises:
+            EnvError: a role is paid that never spoke.
+        """
+        last: dict[str, int] = {}
+        for index, turn in enumerate(self._turns):
+            before = last.get(turn.role)
+            if before is None or not turn.pending.unread or self._turns[before].pending.unread:
+                last[turn.role] = index
+        for role, value in outcome.rewards.items():
+            if role in last:
+                self._turns[last[role]].reward += value
+            elif value:
+                raise EnvError(
+                    f"the program returned a reward for the role {role!r}, which never spoke; "
+                    f"those that did: {', '.join(map(repr, last))}"
+                )
+        if outcome.reward is None or not last:
+            return {}
+        trained = self._trained_roles
+        paid = [at for role, at in last.items() if trained is None or role in trained]
+        paid = sorted(paid or [max(last.values())])
+        for index in paid:
+            self._turns[index].reward += outcome.reward
+        return {index: outcome.reward for index in paid[:-1]}
 
     def _settle(self, turn: _Turn) -> float:
         """The rewards that the turn has so far. Later ones go into `earlier`."""
-        reward, turn.reward, turn.told = turn.reward, 0.0, True
+        reward, turn.reward = turn.reward, 0.0
+        if turn.told is None:
+            turn.told = self._trained(turn)
         return reward
 
     def _earlier(self) -> dict[int, float]:
         found: dict[int, float] = {}
         for index, turn in enumerate(self._turns[:-1]):
-            if turn.told and turn.reward:
+            if turn.told is not None and turn.reward:
                 found[index] = self._settle(turn)
         return found
 
-    def _trained(self, turn: _Turn) -> bool:
-        read = turn.pending.readers > 0
-        return read and (self._trained_roles is None or turn.role in self._trained_roles)
+    def _untrained(self) -> tuple[int, ...]:
+        """Turns that the rollout was told to train on and that nobody will read, such as the first
+        of several choices whose client has gone."""
+        found = [
+            index for index, turn in enumerate(self._turns) if turn.told and turn.pending.unread
+        ]
+        for index in found:
+            self._turns[index].told = False
+        return tuple(found)
 
-    def _info(self, pending: Pending) -> dict[str, Json]:
-        info: dict[str, Json] = {"next_context": self._history.cause(pending.ask, pending.place)}
+    def _trained(self, turn: _Turn) -> bool:
+        fixed = self._trained_roles is not None and turn.role not in self._trained_roles
+        return not fixed and not turn.pending.unread
+
+    def _info(self, pending: Pending, said: Said) -> dict[str, Json]:
+        cause = pending.cause
+        if said.restart and pending.place.parent is not None:
+            cause = "template"
+        info: dict[str, Json] = {"context_cause": cause}
         if pending.ask.overridden:
             info["overridden"] = ", ".join(pending.ask.overridden)
         return info

@@ -1,6 +1,7 @@
 """Which earlier turn a request continues. Requests carry whole conversations; turns are known by
 their messages, not by the form in which a program sends them back."""
 
+import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -10,10 +11,14 @@ from turnwise.chat.render import tools_key
 from turnwise.endpoint.asks import Ask
 from turnwise.types import Message, ToolCall
 
-Cause = Literal["first", "continued", "branched", "edited", "tools", "role"]
+Cause = Literal[
+    "first", "continued", "branched", "new", "again", "edited", "tools", "role", "template"
+]
 """Why a turn is played in the context that it is played in: the first of the episode; a turn that
-continues the newest; one that continues an older turn; a conversation whose earlier replies differ
-from what was said; other tools; another role."""
+continues the newest; one that continues an older turn; a conversation without earlier replies, such
+as that of a sub-agent; the same request once more; a conversation whose earlier replies differ from
+what was said; one that had other tools; the first of another role; a chat template that wrote the
+conversation anew."""
 Key = tuple[str, ...]
 
 
@@ -37,6 +42,9 @@ class Place:
     """The messages after that turn; all of them in a new conversation."""
     node: _Node
     """The last message, for the reply that will follow it."""
+    state: str
+    """Names the conversation and its tools. Equal ones are one state for algorithms that compare
+    turns (GiGPO). A digest: a conversation is long, and every turn of it has one."""
 
 
 class History:
@@ -49,10 +57,14 @@ class History:
     def __init__(self) -> None:
         self._roots: dict[tuple[str, str], _Node] = {}
         self._newest: int | None = None
+        self._spoke: set[str] = set()
+        """Roles that have replied."""
 
     def find(self, ask: Ask) -> Place:
         """The deepest reply that the request repeats, with everything before it."""
-        root = self._roots.setdefault((ask.role, tools_key(ask.tools)), _Node())
+        tools = tools_key(ask.tools)
+        root = self._roots.setdefault((ask.role, tools), _Node())
+        state = hashlib.blake2b(tools.encode("utf-8", "surrogatepass"), digest_size=16)
         node, parent, at = root, None, 0
         for place, message in enumerate(ask.messages):
             found = _child(node, message)
@@ -65,13 +77,21 @@ class History:
         node = parent or root
         for message in tail:
             node = _child(node, message, programs=True) or _add(node, message)
-        return Place(parent=None if parent is None else parent.turn, tail=tail, node=node)
+        for message in ask.messages:
+            state.update(json.dumps(message_key(message)).encode())
+        return Place(
+            parent=None if parent is None else parent.turn,
+            tail=tail,
+            node=node,
+            state=state.hexdigest(),
+        )
 
-    def said(self, place: Place, reply: Message, turn: int) -> None:
+    def said(self, ask: Ask, place: Place, reply: Message, turn: int) -> None:
         """Adds the reply of a turn after the request's last message."""
         node = _Node(turn=turn, call_ids=tuple(call.id for call in reply.tool_calls))
-        place.node.children.setdefault(_key(reply), []).append(node)
+        place.node.children.setdefault(message_key(reply), []).append(node)
         self._newest = turn
+        self._spoke.add(ask.role)
 
     def cause(self, ask: Ask, place: Place) -> Cause:
         """Why the request is answered in the context that it is answered in."""
@@ -79,19 +99,32 @@ class History:
             return "continued" if place.parent == self._newest else "branched"
         if self._newest is None:
             return "first"
-        roles = {role for role, _ in self._roots}
-        if len(roles) > 1 and len([key for key in self._roots if key[0] == ask.role]) == 1:
+        replied = [child for found in place.node.children.values() for child in found]
+        if any(child.turn is not None for child in replied):
+            return "again"
+        if ask.role not in self._spoke:
             return "role"
-        if any(message.role == "assistant" for message in ask.messages):
-            tools = {key for role, key in self._roots if role == ask.role}
-            return "tools" if len(tools) > 1 else "edited"
-        return "edited"
+        if not any(message.role == "assistant" for message in ask.messages):
+            return "new"
+        roots = [node for (role, _), node in self._roots.items() if role == ask.role]
+        return "tools" if any(_repeats(node, ask.messages) for node in roots) else "edited"
+
+
+def _repeats(root: _Node, messages: Sequence[Message]) -> bool:
+    """True if the messages repeat a reply of the conversations after the root."""
+    node = root
+    for message in messages:
+        found = _child(node, message)
+        if found is None or found.turn is not None:
+            return found is not None
+        node = found
+    return False
 
 
 def _child(node: _Node, message: Message, *, programs: bool = False) -> _Node | None:
     """The node of the message after `node`. Of several equal replies: the one whose ids of calls
     the message has, else the newest."""
-    found = node.children.get(_key(message))
+    found = node.children.get(message_key(message))
     if programs and found is not None:
         found = [child for child in found if child.turn is None]
     if not found:
@@ -103,11 +136,12 @@ def _child(node: _Node, message: Message, *, programs: bool = False) -> _Node | 
 
 def _add(node: _Node, message: Message) -> _Node:
     child = _Node(call_ids=tuple(call.id for call in message.tool_calls))
-    node.children.setdefault(_key(message), []).append(child)
+    node.children.setdefault(message_key(message), []).append(child)
     return child
 
 
-def _key(message: Message) -> Key:
+def message_key(message: Message) -> Key:
+    """What a message says, whatever the form in which a program sends it."""
     content = message.content
     if message.role == "assistant":
         content = without_thoughts(content)[1]
@@ -146,8 +180,3 @@ def without_thoughts(text: str) -> tuple[str, str]:
     if not mark:
         return "", text
     return head.strip().removeprefix("<think>").strip(), rest
-
-
-def conversation_text(messages: Sequence[Message]) -> str:
-    """The last thing that was said to the policy, as the name of the state."""
-    return "\n".join(message.content for message in messages if message.role != "system")

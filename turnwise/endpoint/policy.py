@@ -17,12 +17,14 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from turnwise.chat.render import Renderer, Tokenizer, tools_key
-from turnwise.endpoint.asks import Ask, AskError, read_chat, read_responses
+from turnwise.endpoint.asks import Ask, AskError, Rules, read_chat, read_responses
+from turnwise.endpoint.history import Key, message_key
 from turnwise.endpoint.replies import (
     Reply,
     as_event,
     chat_events,
     chat_json,
+    delta_chunk,
     first_chunk,
     read_reply,
     responses_events,
@@ -30,13 +32,17 @@ from turnwise.endpoint.replies import (
 )
 from turnwise.endpoint.server import no_such_page, read_object, refusal
 from turnwise.generate.base import Generator, Sampling, Session
-from turnwise.serve.http import HttpServer, listen
-from turnwise.types import Completion, Json
+from turnwise.seeding import derive_seed
+from turnwise.serve.http import HttpServer, ServeError, listen, refuse_pages
+from turnwise.types import Completion, Message
 
 MAX_CONNECTIONS = 1024
 PIECE = 8
 """Tokens that are sampled between two pieces of a stream."""
+MAX_SAID = 10_000
+"""Replies with calls of tools whose texts are remembered."""
 HONOURED = frozenset({"temperature", "top_p", "top_k"})
+RULES = Rules(honoured=HONOURED | {"seed"}, training=False)
 
 
 class PolicyServer:
@@ -62,6 +68,9 @@ class PolicyServer:
         self._renderer = Renderer(tokenizer)
         self._token = token
         self._count = itertools.count()
+        self._name = secrets.token_hex(4)
+        self._said: dict[str, tuple[Key, str]] = {}
+        """By the id of its first call: a reply, and its text as it was sampled."""
         # The generator has its own event loop, so that decoding does not delay HTTP requests.
         self._engine = asyncio.new_event_loop()
         self._thread = threading.Thread(
@@ -96,12 +105,16 @@ class PolicyServer:
         self._server.wait()
 
     async def _closing(self) -> None:
-        """Nothing is kept between requests."""
+        """No request is open any more."""
 
     async def _health(self, request: Request) -> Response:
         return JSONResponse({"model": self._model})
 
     async def _models(self, request: Request) -> Response:
+        try:
+            self._authorize(request)
+        except (AskError, ServeError) as error:
+            return refusal(error)
         model = {"id": self._model, "object": "model", "created": 0, "owned_by": "turnwise"}
         return JSONResponse({"object": "list", "data": [model]})
 
@@ -117,7 +130,7 @@ class PolicyServer:
             self._authorize(request)
             await self._server.read(request, body)
             read = read_chat if chat else read_responses
-            ask = read(read_object(body), honoured=HONOURED)
+            ask = read(read_object(body), RULES)
             ask = replace(ask, model=self._model)
             ids = self._prompt(ask)
             room = self._generator.max_context - len(ids)
@@ -134,7 +147,7 @@ class PolicyServer:
                     media_type="text/event-stream",
                     headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"},
                 )
-            jobs = [self._reply(ask, ids, room) for _ in range(ask.n)]
+            jobs = [self._reply(ask, ids, room, choice) for choice in range(ask.n)]
             replies = await asyncio.gather(*jobs)
             whole = chat_json(ask, replies) if chat else responses_json(ask, replies[0])
             return JSONResponse(whole)
@@ -144,8 +157,17 @@ class PolicyServer:
             self._server.held -= len(body)
 
     def _prompt(self, ask: Ask) -> tuple[int, ...]:
-        rendered = self._renderer.render(ask.messages, ask.tools, key=tools_key(ask.tools))
+        messages = [self._as_said(message) for message in ask.messages]
+        rendered = self._renderer.render(messages, ask.tools, key=tools_key(ask.tools))
         return self._renderer.encode(rendered.text)
+
+    def _as_said(self, message: Message) -> Message:
+        """A reply with calls as the policy wrote it, where the client sends back what it got. So
+        the policy reads what it read in training, and not its template's form of it."""
+        if not message.tool_calls:
+            return message
+        key, text = self._said.get(message.tool_calls[0].id, (None, ""))
+        return Message(role="assistant", content=text) if key == message_key(message) else message
 
     def _drawn(self, ask: Ask, room: int) -> Sampling:
         """How the reply is drawn: as the request says, else as the server."""
@@ -154,8 +176,8 @@ class PolicyServer:
         sampling = replace(default, max_tokens=limit, stop=(*default.stop, *ask.stop))
         return replace(sampling, **{key: ask.settings[key] for key in HONOURED & {*ask.settings}})
 
-    async def _reply(self, ask: Ask, ids: tuple[int, ...], room: int) -> Reply:
-        session = self._session()
+    async def _reply(self, ask: Ask, ids: tuple[int, ...], room: int, choice: int) -> Reply:
+        session = self._session(ask, choice)
         try:
             sampling = self._drawn(ask, room)
             completion = await self._run(self._generator.generate(session, ids, sampling))
@@ -171,7 +193,8 @@ class PolicyServer:
         if named or ask.tools or ask.n > 1:
             if not named:
                 yield as_event(first_chunk(ask, name))
-            replies = await asyncio.gather(*(self._reply(ask, ids, room) for _ in range(ask.n)))
+            jobs = [self._reply(ask, ids, room, choice) for choice in range(ask.n)]
+            replies = await asyncio.gather(*jobs)
             if named:
                 for number, event in enumerate(responses_events(ask, replies[0])):
                     yield as_event({**event, "sequence_number": number}, named=True)
@@ -180,30 +203,34 @@ class PolicyServer:
                 yield as_event({**event, "id": name})
             yield b"data: [DONE]\n\n"
             return
-        session = self._session()
+        async for event in self._stream_words(ask, ids, room, name):
+            yield event
+
+    async def _stream_words(
+        self, ask: Ask, ids: tuple[int, ...], room: int, name: str
+    ) -> AsyncIterator[bytes]:
+        """One reply as it is sampled, thoughts and words apart."""
+        session = self._session(ask)
+        thinks = self._renderer.decode(ids[-16:]).rstrip().endswith("<think>")
         try:
             yield as_event(first_chunk(ask, name))
             said: list[int] = []
-            sent = ""
+            sent = {"reasoning_content": "", "content": ""}
+            logprobs: list[tuple[str, float]] = []  # of tokens whose text is not sent yet
             sampling = self._drawn(ask, room)
             new, reason = ids, "length"
-            while len(said) < sampling.max_tokens:
+            while len(said) < sampling.max_tokens and reason == "length":
                 piece = replace(sampling, max_tokens=min(PIECE, sampling.max_tokens - len(said)))
                 completion = await self._run(self._generator.generate(session, new, piece))
                 said += completion.ids
+                logprobs += self._logprobs(ask, completion)
                 new, reason = (), completion.finish_reason
-                text = self._shown(ask, said)
-                done = reason == "stop"
-                # The last sign may be half of one, and the last word half of a stop string.
-                ready = text if done else text[: max(len(sent), len(text) - _held(ask, text))]
-                if len(ready) > len(sent):
-                    yield as_event(_delta(ask, name, ready[len(sent) :]))
-                    sent = ready
-                if done:
-                    break
-            rest = self._shown(ask, said)[len(sent) :]
-            if rest:
-                yield as_event(_delta(ask, name, rest))
+                over = reason != "length" or len(said) >= sampling.max_tokens
+                for part, text in _parts(ask, self._shown(ask, said), thinks, over=over).items():
+                    if len(text) > len(sent[part]):
+                        delta = {part: text[len(sent[part]) :]}
+                        yield as_event(delta_chunk(ask, name, delta, logprobs))
+                        sent[part], logprobs = text, []
             last = Reply(
                 id=name,
                 content="",
@@ -212,9 +239,10 @@ class PolicyServer:
                 finish_reason="stop" if reason == "stop" else "length",
                 prompt_tokens=len(ids),
                 completion_tokens=len(said),
+                logprobs=tuple(logprobs),
             )
             for event in chat_events(ask, [last]):
-                yield as_event({**event, "id": name})
+                yield as_event(event)
             yield b"data: [DONE]\n\n"
         finally:
             await asyncio.shield(self._run(self._generator.release(session)))
@@ -227,26 +255,37 @@ class PolicyServer:
 
     def _read(self, ask: Ask, prompt: int, completion: Completion) -> Reply:
         text = self._renderer.decode(completion.ids)
-        number = next(self._count)
-        thoughts, content, calls = read_reply(text, ask, turn=number)
-        return Reply(
-            id=f"chatcmpl-{number}",
+        name = f"{self._name}_{next(self._count)}"
+        thoughts, content, calls = read_reply(text, ask, turn=name)
+        reply = Reply(
+            id=f"chatcmpl-{name}",
             content=content,
             thoughts=thoughts,
             calls=calls,
             finish_reason=completion.finish_reason,
             prompt_tokens=prompt,
             completion_tokens=len(completion.ids),
-            logprobs=tuple(
-                (self._renderer.decode([token]), logprob)
-                for token, logprob in zip(completion.ids, completion.logprobs, strict=True)
-            )
-            if ask.logprobs
-            else (),
+            logprobs=self._logprobs(ask, completion),
+        )
+        if calls:
+            self._said[calls[0].id] = message_key(reply.message), text
+            while len(self._said) > MAX_SAID:
+                del self._said[next(iter(self._said))]
+        return reply
+
+    def _logprobs(self, ask: Ask, completion: Completion) -> tuple[tuple[str, float], ...]:
+        if not ask.logprobs:
+            return ()
+        return tuple(
+            (self._renderer.decode([token]), logprob)
+            for token, logprob in zip(completion.ids, completion.logprobs, strict=True)
         )
 
-    def _session(self) -> Session:
-        return Session(key=f"request-{next(self._count)}", seed=secrets.randbits(62))
+    def _session(self, ask: Ask, choice: int = 0) -> Session:
+        """The session of a reply. Equal seeds draw equal replies to equal conversations."""
+        given = ask.settings.get("seed")
+        seed = secrets.randbits(62) if given is None else derive_seed(given, "choice", choice)
+        return Session(key=f"request-{next(self._count)}", seed=seed)
 
     async def _run(self, job: Awaitable[Any]) -> Any:
         async def run() -> Any:
@@ -257,6 +296,7 @@ class PolicyServer:
 
     def _authorize(self, request: Request) -> None:
         if self._token is None:
+            refuse_pages(request.headers)
             return
         given = request.headers.get("authorization") or ""
         if not hmac.compare_digest(given.encode(), f"Bearer {self._token}".encode()):
@@ -265,13 +305,40 @@ class PolicyServer:
             )
 
 
-def _held(ask: Ask, text: str) -> int:
-    """Characters at the end of a text that may still change."""
+def _parts(ask: Ask, text: str, thinks: bool, *, over: bool) -> dict[str, str]:
+    """The thoughts and the words of what was sampled so far, without what may still change.
+
+    Args:
+        thinks: the prompt has opened the thoughts already.
+
+    Example:
+        >>> ask = Ask(api="chat", messages=())
+        >>> _parts(ask, "<think>hm</think>No", False, over=True)
+        {'reasoning_content': 'hm', 'content': 'No'}
+        >>> _parts(ask, "<think>hm </thi", False, over=False)
+        {'reasoning_content': 'hm', 'content': ''}
+    """
+    head, end, rest = text.partition("</think>")
+    start = head.lstrip()
+    if not over and not end and "<think>".startswith(start):
+        return {"reasoning_content": "", "content": ""}
+    if not thinks and not start.startswith("<think>"):
+        return {"reasoning_content": "", "content": _ready(ask, text, over=over)}
+    thoughts = start.removeprefix("<think>").lstrip()
+    if not end:
+        thoughts = thoughts if over else thoughts[: len(thoughts) - _begun("</think>", thoughts)]
+        return {"reasoning_content": _ready(ask, thoughts, over=over).rstrip(), "content": ""}
+    return {"reasoning_content": thoughts.rstrip(), "content": _ready(ask, rest, over=over)}
+
+
+def _ready(ask: Ask, text: str, *, over: bool) -> str:
+    """The text without its end, as long as that may be half of a sign or of a stop string."""
+    if over:
+        return text
     stops = max((len(stop) - 1 for stop in ask.stop), default=0)
-    return max(stops, 1 if text.endswith("\ufffd") else 0)
+    return text[: max(0, len(text) - max(stops, 1 if text.endswith("\ufffd") else 0))]
 
 
-def _delta(ask: Ask, name: str, text: str) -> Json:
-    chunk = first_chunk(ask, name)
-    chunk["choices"][0]["delta"] = {"content": text}
-    return chunk
+def _begun(mark: str, text: str) -> int:
+    """How many characters at the end of the text may be the beginning of the mark."""
+    return next((size for size in range(len(mark), 0, -1) if text.endswith(mark[:size])), 0)

@@ -90,7 +90,12 @@ class _Desk:
 
     async def _play(self, request: Mapping[str, Any]) -> Json:
         env = request["env"]
+        if request["op"] == "admit":
+            self._endpoint.admit(request["program"])
+            return None
         if request["op"] == "reset":
+            if request["program"] is not None:
+                self._endpoint.admit(request["program"])
             roles = request["roles"]
             episode = self._episodes[env] = AgentEpisode(
                 Task.from_json(request["task"]),
@@ -99,12 +104,17 @@ class _Desk:
                 lease=request["lease"],
             )
             self._endpoint.open(episode, queue=request["queue"])
-            opening = observation_to_json(await episode.opening())
-            return {**opening, "logprobs": _wants(episode)}
+            await episode.taken
+            return None
         episode = self._episodes.get(env)
         if episode is None:
-            raise EnvError("the agent was stepped before its reset")
+            raise WorkerLostError(
+                "the agent was stepped before its reset, or the endpoint was started anew"
+            )
         match request["op"]:
+            case "opening":
+                opening = observation_to_json(await episode.opening())
+                return {**opening, "logprobs": _wants(episode)}
             case "step":
                 said: dict[str, Any] = request["said"]
                 said["logprobs"] = tuple((text, one) for text, one in said.get("logprobs", ()))

@@ -32,7 +32,7 @@ class Reply:
         return Message(role="assistant", content=self.content, tool_calls=self.calls)
 
 
-def read_reply(text: str, ask: Ask, *, turn: int) -> tuple[str, str, tuple[ToolCall, ...]]:
+def read_reply(text: str, ask: Ask, *, turn: int | str) -> tuple[str, str, tuple[ToolCall, ...]]:
     """(thoughts, content, calls of tools) of what the policy said. Calls are read where tools were
     offered; a malformed call stays a part of the content, so that the program sees it.
 
@@ -105,24 +105,47 @@ def chat_events(ask: Ask, replies: Sequence[Reply]) -> Iterator[Json]:
         if reply.calls:
             calls = [{"index": number, **call} for number, call in enumerate(_calls(reply))]
             deltas.append({"tool_calls": calls})
+        # All tokens of a reply come with its first words, or with its end where it has none.
+        logprobs = _logprobs(ask, reply)
         for delta in deltas:
-            logprobs = _logprobs(ask, reply) if delta.get("content") else None
+            says = bool(delta.get("content") or delta.get("tool_calls"))
             yield chunk(
-                [{"index": place, "delta": delta, "logprobs": logprobs, "finish_reason": None}]
+                [
+                    {
+                        "index": place,
+                        "delta": delta,
+                        "logprobs": logprobs if says else None,
+                        "finish_reason": None,
+                    }
+                ]
             )
+            logprobs = None if says else logprobs
         yield chunk(
-            [{"index": place, "delta": {}, "logprobs": None, "finish_reason": _finish(reply)}]
+            [{"index": place, "delta": {}, "logprobs": logprobs, "finish_reason": _finish(reply)}]
         )
     if ask.usage:
         yield chunk([], usage=_usage(replies))
 
 
 def first_chunk(ask: Ask, name: str) -> Json:
-    """The chunk that opens a stream, and is repeated while the policy is not ready."""
-    delta = {"role": "assistant", "content": ""}
+    """The chunk that opens a stream."""
+    return delta_chunk(ask, name, {"role": "assistant", "content": ""})
+
+
+def waiting_chunk(ask: Ask, name: str) -> Json:
+    """A chunk that says nothing, for a stream whose policy is not ready. Clients put the texts of
+    all chunks together, so the role must not come twice."""
+    return delta_chunk(ask, name, {"content": ""})
+
+
+def delta_chunk(
+    ask: Ask, name: str, delta: Json, logprobs: Sequence[tuple[str, float]] = ()
+) -> Json:
+    """A chunk with a piece of a reply, and (text, log-prob) of its tokens."""
+    told = _token_logprobs(logprobs) if ask.logprobs and logprobs else None
     return {
         **_chunk(ask, name),
-        "choices": [{"index": 0, "delta": delta, "logprobs": None, "finish_reason": None}],
+        "choices": [{"index": 0, "delta": delta, "logprobs": told, "finish_reason": None}],
     }
 
 
@@ -288,8 +311,10 @@ def _usage(replies: Sequence[Reply]) -> dict[str, Json]:
 
 
 def _logprobs(ask: Ask, reply: Reply) -> Json:
-    if not ask.logprobs:
-        return None
+    return _token_logprobs(reply.logprobs) if ask.logprobs else None
+
+
+def _token_logprobs(logprobs: Sequence[tuple[str, float]]) -> Json:
     return {
         "content": [
             {
@@ -298,7 +323,7 @@ def _logprobs(ask: Ask, reply: Reply) -> Json:
                 "bytes": list(text.encode()),
                 "top_logprobs": [],
             }
-            for text, logprob in reply.logprobs
+            for text, logprob in logprobs
         ],
         "refusal": None,
     }

@@ -8,7 +8,6 @@ import hashlib
 import hmac
 import json
 import re
-import secrets
 import socket
 import time
 from collections import defaultdict
@@ -21,7 +20,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from turnwise.endpoint.asks import Ask, AskError, read_chat, read_responses
+from turnwise.endpoint.asks import Ask, AskError, Rules, read_chat, read_responses
 from turnwise.endpoint.episode import AgentEpisode, Outcome, Pending
 from turnwise.endpoint.replies import (
     Reply,
@@ -31,7 +30,9 @@ from turnwise.endpoint.replies import (
     first_chunk,
     responses_events,
     responses_json,
+    waiting_chunk,
 )
+from turnwise.endpoint.worker import ELSEWHERE
 from turnwise.envs.base import EnvError
 from turnwise.envs.wire import decode
 from turnwise.serve.http import HttpServer, ServeError
@@ -64,7 +65,10 @@ class Endpoint:
     def __init__(self, listener: socket.socket, *, work_token: str) -> None:
         self._work_token = work_token
         self._episodes: dict[str, AgentEpisode] = {}
-        self._over: dict[str, str] = {}
+        self._over: dict[str, tuple[str, str]] = {}
+        """(why, in a word for programs) of episodes that are over, by their tokens."""
+        self._programs: set[str] = set()
+        """Labels of the programs that workers elsewhere may have."""
         self._queues = defaultdict[str, asyncio.Queue[AgentEpisode]](asyncio.Queue)
         self._seen: dict[str, float] = {}
         self._pages: dict[str, tuple[str, Callable[[Request], Awaitable[Response]]]] = {
@@ -91,6 +95,10 @@ class Endpoint:
 
     # The following run on the endpoint's event loop.
 
+    def admit(self, program: str) -> None:
+        """Makes a program known that workers elsewhere run. Its queue has its label."""
+        self._programs.add(program)
+
     def open(self, episode: AgentEpisode, *, queue: str) -> None:
         """Makes an episode known, and its task one that a worker of the queue may take."""
         self._episodes[episode.token] = episode
@@ -100,7 +108,7 @@ class Endpoint:
         """The episode is over for the rollout. Late requests are told so."""
         episode.close("the rollout has ended it")
         if self._episodes.pop(episode.token, None) is not None:
-            self._over[episode.token] = episode.over or ""
+            self._over[episode.token] = episode.over or "", episode.over_code
             while len(self._over) > MAX_OVER:
                 del self._over[next(iter(self._over))]
         self._seen.pop(episode.token, None)
@@ -150,7 +158,7 @@ class Endpoint:
             await self._server.read(request, body)
             data = read_object(body)
             digest = hashlib.blake2b(body, digest_size=16).digest()
-            ask = (read_chat if chat else read_responses)(data, ignore=episode.ignore)
+            ask = (read_chat if chat else read_responses)(data, Rules(ignore=episode.ignore))
             role = request.path_params.get("role")
             if role:
                 ask = replace(ask, role=role)
@@ -237,8 +245,8 @@ class Endpoint:
                 self._seen[token] = time.monotonic()
             return episode
         if token in self._over:
-            why = self._over[token]
-            raise AskError(f"this episode is over: {why}", code="episode_over", status=410)
+            why, code = self._over[token]
+            raise AskError(f"this episode is over: {why}", code=code, status=410)
         raise AskError(
             "no episode has this token; use the base URL and the key that the program was given",
             code="invalid_api_key",
@@ -251,7 +259,17 @@ class Endpoint:
         refused = self._refuse_worker(request)
         if refused is not None:
             return refused
-        queue = self._queues[request.path_params["queue"]]
+        name = request.path_params["queue"]
+        if name == ELSEWHERE:
+            body = bytearray()
+            try:
+                await self._server.read(request, body)
+                name = self._program(read_object(body).get("program"))
+            except Exception as error:
+                return refusal(error)
+            finally:
+                self._server.held -= len(body)
+        queue = self._queues[name]
         deadline = time.monotonic() + POLL
         while True:
             left = deadline - time.monotonic()
@@ -263,6 +281,8 @@ class Endpoint:
                 continue
             if episode.over is None and not episode.outcome.done():
                 self._seen[episode.token] = time.monotonic()
+                if not episode.taken.done():
+                    episode.taken.set_result(None)
                 return JSONResponse(
                     {
                         "token": episode.token,
@@ -270,6 +290,20 @@ class Endpoint:
                         "base_url": f"{_asked_url(request)}/e/{episode.token}/v1",
                     }
                 )
+
+    def _program(self, label: Any) -> str:
+        """The queue of a program that a worker elsewhere has.
+
+        Raises:
+            AskError: the run has other programs.
+        """
+        if not isinstance(label, str) or (self._programs and label not in self._programs):
+            known = ", ".join(map(repr, sorted(self._programs)))
+            raise AskError(
+                f"this run has no program {label!r}, but {known}; start the worker with that one",
+                status=409,
+            )
+        return f"{ELSEWHERE} {label}"
 
     async def _alive(self, request: Request) -> Response:
         refused = self._refuse_worker(request)
@@ -296,7 +330,8 @@ class Endpoint:
         given = request.headers.get("authorization") or ""
         if hmac.compare_digest(given.encode(), f"Bearer {self._work_token}".encode()):
             return None
-        return refusal(AskError("workers carry the token of the endpoint", status=401))
+        words = "the endpoint does not know this worker's token; set TURNWISE_TOKEN to the run's"
+        return refusal(AskError(words, status=401))
 
 
 async def _gone(request: Request) -> None:
@@ -307,14 +342,13 @@ async def _gone(request: Request) -> None:
 
 async def _stream(ask: Ask, episode: AgentEpisode, pending: Pending) -> AsyncIterator[bytes]:
     named = ask.api == "responses"
-    opening = first_chunk(ask, f"chatcmpl-{secrets.token_hex(6)}")
     try:
         if not named:
-            yield as_event(opening)
+            yield as_event(first_chunk(ask, pending.name))
         while not pending.answer.done():
             await asyncio.wait({pending.answer}, timeout=KEEP_ALIVE)
             if not pending.answer.done():
-                yield b": waiting\n\n" if named else as_event(opening)
+                yield b": waiting\n\n" if named else as_event(waiting_chunk(ask, pending.name))
         try:
             replies = pending.answer.result()
         except AskError as error:
@@ -325,7 +359,7 @@ async def _stream(ask: Ask, episode: AgentEpisode, pending: Pending) -> AsyncIte
                 yield as_event({**event, "sequence_number": number}, named=True)
         else:
             for event in chat_events(ask, replies):
-                yield as_event({**event, "id": opening["id"]})
+                yield as_event(event)
             yield b"data: [DONE]\n\n"
     except (asyncio.CancelledError, GeneratorExit):
         episode.leave(pending)

@@ -20,7 +20,9 @@ def result_to_json(result: StepResult) -> dict[str, Json]:
         **result.to_json(),
         "call": _call_to_json(result.call),
         "earlier": list(result.earlier.items()),  # keys of a JSON object are texts
+        "repeated": list(result.repeated.items()),
         "trained": result.trained,
+        "untrained": list(result.untrained),
     }
 
 
@@ -29,7 +31,9 @@ def result_from_json(data: Json) -> StepResult:
         StepResult.from_json(data),
         call=_call_from_json(data["call"]),
         earlier=dict(data["earlier"]),
+        repeated=dict(data["repeated"]),
         trained=data["trained"],
+        untrained=tuple(data["untrained"]),
     )
 
 

@@ -15,6 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
 from typing import Any, cast
 from urllib.parse import urlsplit
 
@@ -42,6 +43,26 @@ class Gone(Exception):
     """The endpoint does not answer any more."""
 
 
+class Refused(Gone):
+    """The endpoint wants nothing of this worker."""
+
+
+ELSEWHERE = "agents"
+"""The queue of workers on other machines. They say which program they have."""
+
+
+def program_label(program: str) -> str:
+    """The name by which the run and its workers elsewhere know a program, wherever its file lies.
+
+    Example:
+        >>> program_label("/opt/solve.py:solve"), program_label("team.solve:solve")
+        ('solve.py:solve', 'team.solve:solve')
+    """
+    file, _, name = program.rpartition(":")
+    plain = program.startswith(COMMAND) or not file.endswith(".py")
+    return program if plain else f"{Path(file).name}:{name}"
+
+
 class Worker:
     """Takes tasks of a queue from an endpoint and runs the program on each, `slots` at a time.
 
@@ -55,11 +76,14 @@ class Worker:
         self._active: dict[str, float | None] = {}  # token -> since when it is over
         self._lock = threading.Lock()
         self._threads = 0
+        self.refused = False
+        """True if it ended because the endpoint wants nothing of it."""
         self.ended: str | None = None
         """Why it ended, where that was not asked for."""
 
     def start(self) -> None:
         """Starts the threads, and returns."""
+        _reach_directly(self._url)
         for _ in range(self._slots):
             self._start_thread()
         threading.Thread(target=self._stay_alive, name="turnwise-alive", daemon=True).start()
@@ -73,7 +97,10 @@ class Worker:
         self._stopping.set()
 
     def _give_up(self, error: Gone) -> None:
-        self.ended = self.ended or f"the endpoint is gone: {error}"
+        self.refused = self.refused or isinstance(error, Refused)
+        self.ended = self.ended or (
+            str(error) if self.refused else f"the endpoint is gone: {error}"
+        )
         self.stop()
 
     def _start_thread(self) -> None:
@@ -83,9 +110,10 @@ class Worker:
 
     def _work(self) -> None:
         call = _Caller(self._url, self._token)
+        whose = {"program": program_label(self._program)} if self._queue == ELSEWHERE else {}
         while not self._stopping.is_set():
             try:
-                job = call.post(f"/work/{self._queue}/next", {})
+                job = call.post(f"/work/{self._queue}/next", whose)
             except Gone as error:
                 self._give_up(error)
                 return
@@ -196,6 +224,16 @@ class Worker:
                     self._start_thread()
 
 
+def _reach_directly(url: str) -> None:
+    """Excepts the endpoint from the proxies of this process, whose programs inherit that: what a
+    proxy is for is not in reach of the endpoint, and a program's client would ask the proxy."""
+    host = urlsplit(url).hostname or ""
+    for name in ("NO_PROXY", "no_proxy"):
+        hosts = [one.strip() for one in os.environ.get(name, "").split(",") if one.strip()]
+        if host and host not in hosts:
+            os.environ[name] = ",".join([*hosts, host])
+
+
 def run_function(program: Any, task: Task, base_url: str) -> Any:
     """The result of the function (or of the `run` of a class) for a task. It gets the arguments
     that it names: task, client, base_url.
@@ -277,10 +315,12 @@ class _Caller:
                 self._connection.request("POST", path, data, self._headers)
                 response = self._connection.getresponse()
                 answer = json.loads(response.read() or b"{}")
+                if response.status in (401, 409):
+                    raise Refused(_message(answer))
                 if response.status != 200:
-                    logger.warning("the endpoint answered %d: %s", response.status, answer)
-                    if response.status == 401:
-                        raise Gone("the endpoint does not know this worker's token")
+                    # That an episode is over is nothing to tell: programs end a little after it.
+                    level = logging.DEBUG if response.status == 410 else logging.WARNING
+                    logger.log(level, "the endpoint answered %d: %s", response.status, answer)
                     return {}
                 return answer if isinstance(answer, dict) else {}
             except (OSError, http.client.HTTPException, ValueError) as error:
@@ -288,6 +328,14 @@ class _Caller:
                 if time.monotonic() > deadline:
                     raise Gone(str(error)) from error
                 time.sleep(0.2)
+
+
+def _message(answer: Any) -> str:
+    """The words of an error of the endpoint."""
+    try:
+        return str(answer["error"]["message"])
+    except (TypeError, KeyError):
+        return str(answer)
 
 
 def main(arguments: list[str]) -> None:

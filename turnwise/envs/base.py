@@ -78,7 +78,21 @@ class WaitingEnv(Env, Protocol):
     """An environment that waits for others between its turns, such as a program that calls the
     model. Hundreds of them wait at once, without a thread for each."""
 
-    def submit_reset(self, task: Task, noise_seed: int) -> Future[Observation]: ...
+    def submit_reset(self, task: Task, noise_seed: int) -> Future[None]:
+        """Done when somebody plays the task. That may take long: others are played before it."""
+        ...
+
+    def submit_opening(self) -> Future[Observation]:
+        """The opening of the episode, once somebody plays it."""
+        ...
+
+    def mend(self) -> None:
+        """Called now and then while a reset waits to be played.
+
+        Raises:
+            EnvError: nobody will ever play it.
+        """
+        ...
 
     def submit_step(self, message: Message, said: Any) -> Future[StepResult]: ...
 

@@ -502,7 +502,12 @@ def admit_result(value: Any, *, name: str) -> StepResult:
             int(turn): read_reward(number, name=name, what="a reward of an earlier turn")
             for turn, number in value.earlier.items()
         },
+        repeated={
+            int(turn): read_reward(number, name=name, what="a reward of an earlier turn")
+            for turn, number in value.repeated.items()
+        },
         trained=read_flag(value.trained, name=name),
+        untrained=tuple(map(int, value.untrained)),
     )
 
 

@@ -71,7 +71,9 @@ def task_from_json(data: Any, *, name: str = "environment") -> Task:
 
 
 def _refuse_calls(value: Observation | StepResult) -> None:
-    late = isinstance(value, StepResult) and (bool(value.earlier) or not value.trained)
+    late = isinstance(value, StepResult) and (
+        bool(value.earlier) or not value.trained or bool(value.untrained)
+    )
     if late or value.call is not None:
         raise EnvError(
             "an environment that decides how its next turn is played runs in the process of the "

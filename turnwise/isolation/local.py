@@ -31,6 +31,9 @@ NAME = "turnwise-env"
 FULL_PAUSE = 0.25
 """Seconds between two attempts to get a place in a shared environment that is full."""
 
+MEND_PAUSE = 2.0
+"""Seconds between two looks whether anybody is left who could play a task that waits."""
+
 
 class LocalHandle:
     """An environment in this process. `call` decides whether its methods run inline or in a
@@ -51,7 +54,8 @@ class LocalHandle:
         limit = self._pool.config.reset_timeout
         if self._tag in self._pool.waiting:
             env = self._env = self._env or self._pool.take(self._tag)
-            job = cast(WaitingEnv, env).submit_reset(task, noise_seed)
+            await self._taken(cast(WaitingEnv, env), task, noise_seed)
+            job = cast(WaitingEnv, env).submit_opening()
             return admit_observation(await self._wait(job, "reset"), name=self._tag)
         waited = 0.0
         while True:
@@ -121,6 +125,19 @@ class LocalHandle:
         except BaseException:
             self._sound = False
             raise
+
+    async def _taken(self, env: WaitingEnv, task: Task, noise_seed: int) -> None:
+        """Returns when somebody plays the task. The limit of a reset counts from then on."""
+        job = asyncio.wrap_future(env.submit_reset(task, noise_seed))
+        try:
+            while not (await asyncio.wait({job}, timeout=MEND_PAUSE))[0]:
+                env.mend()
+            job.result()
+        except BaseException:
+            self._sound = False
+            raise
+        finally:
+            job.cancel()
 
     async def _wait(self, job: Future[T], what: str) -> T:
         """The job's result, awaited without a thread."""

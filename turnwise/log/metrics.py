@@ -166,20 +166,15 @@ def _sizes(played: Sequence[Episode]) -> dict[str, float]:
         "rollout/episode_tokens": _mean(whole),
         "rollout/episode_tokens_max": max(whole),
         "rollout/contexts": _mean(len(contexts(episode.turns)) for episode in played),
-        **_next_contexts(played),
+        **{f"rollout/context/{cause}": n for cause, n in context_causes(played).items()},
     }
 
 
-def _next_contexts(played: Sequence[Episode]) -> dict[str, float]:
+def context_causes(episodes: Iterable[Episode]) -> dict[str, int]:
     """How many turns of programs continued a conversation, branched from one, or began a new one,
     and why."""
-    counts = Counter(
-        str(turn.info["next_context"])
-        for episode in played
-        for turn in episode.turns
-        if "next_context" in turn.info
-    )
-    return {f"rollout/next_context/{cause}": count for cause, count in counts.items()}
+    causes = (str(turn.info.get("context_cause", "")) for one in episodes for turn in one.turns)
+    return dict(Counter(filter(None, causes)))
 
 
 def _groups(played: Sequence[Episode]) -> dict[str, float]:

@@ -4,7 +4,7 @@ import hashlib
 import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
@@ -108,9 +108,17 @@ class LedgerEntry:
     trained_sha256: str
     broken: int
     """Samples in which the two differ. Anything but 0 must stop the run."""
+    contexts: Mapping[str, int] = field(default_factory=dict[str, int])
+    """Turns of programs that continued a context, branched from one, or began one, by cause
+    (docs/agents.md)."""
 
 
-def ledger_entry(step: int, pairs: Iterable[tuple[Sequence[int], Sequence[int]]]) -> LedgerEntry:
+def ledger_entry(
+    step: int,
+    pairs: Iterable[tuple[Sequence[int], Sequence[int]]],
+    *,
+    contexts: Mapping[str, int] | None = None,
+) -> LedgerEntry:
     """The step's entry, from (sampled ids, trained ids) of every sample."""
     sums = hashlib.sha256(), hashlib.sha256()
     counts = [0, 0]
@@ -128,6 +136,7 @@ def ledger_entry(step: int, pairs: Iterable[tuple[Sequence[int], Sequence[int]]]
         sampled_sha256=sums[0].hexdigest(),
         trained_sha256=sums[1].hexdigest(),
         broken=broken,
+        contexts=dict(contexts or {}),
     )
 
 

@@ -2,7 +2,7 @@
 subclasses by name."""
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import cast
 
@@ -20,7 +20,7 @@ from turnwise.envs.shaping import Overlong
 from turnwise.isolation.pools import EnvHandle
 from turnwise.rollout.outputs import EnvInput, EnvOutput, HistoryEntry
 from turnwise.rollout.plan import EpisodePlan
-from turnwise.types import Call, Episode, Message, Observation, Status, StepResult, Turn
+from turnwise.types import LATER, Call, Episode, Message, Observation, Status, StepResult, Turn
 from turnwise.user_code import find_part, register_part, wanted_arguments
 
 
@@ -186,7 +186,7 @@ class Agent:
                 trained=result.trained and env_input.trained,
             )
         )
-        self._add_earlier(result.earlier)
+        self._add_earlier(result)
         self.call = result.call
         self._state_key = result.state_key or _text(messages)
         self.status = ending
@@ -204,7 +204,7 @@ class Agent:
                 self.turns[-1] = replace(
                     last, reward=result.reward, reward_parts=result.reward_parts, info=result.info
                 )
-                self._add_earlier(result.earlier)
+                self._add_earlier(result)
             else:
                 self.error = clean_text(reason)
         except Exception as error:
@@ -212,13 +212,20 @@ class Agent:
             return
         self.status = status
 
-    def _add_earlier(self, rewards: Mapping[int, float]) -> None:
-        """Adds rewards that became known later to the turns that they are for."""
-        for index, reward in rewards.items():
+    def _add_earlier(self, result: StepResult) -> None:
+        """Adds what became known later to the turns that it is about."""
+        for index in result.untrained:
+            self.turns[index] = replace(self.turns[index], trained=False)
+        for index, reward in result.earlier.items():
             turn = self.turns[index]
             parts = dict(turn.reward_parts or {"env": turn.reward})
-            parts["later"] = parts.get("later", 0.0) + reward
-            self.turns[index] = replace(turn, reward=turn.reward + reward, reward_parts=parts)
+            parts[LATER] = parts.get(LATER, 0.0) + reward
+            self.turns[index] = replace(
+                turn,
+                reward=turn.reward + reward,
+                reward_parts=parts,
+                repeated=turn.repeated + result.repeated.get(index, 0.0),
+            )
 
     def fail_env(self, error: Exception) -> None:
         """Ends the episode because its environment failed."""
@@ -342,6 +349,8 @@ def _with_finish(result: StepResult, finish: StepResult) -> StepResult:
             turn: result.earlier.get(turn, 0.0) + finish.earlier.get(turn, 0.0)
             for turn in {*result.earlier, *finish.earlier}
         },
+        repeated=finish.repeated,
+        untrained=(*result.untrained, *finish.untrained),
     )
 
 

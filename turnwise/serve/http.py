@@ -212,17 +212,26 @@ class JsonServer(HttpServer):
                     401, "bad_request", "this server needs its token; set TURNWISE_TOKEN"
                 )
             return
-        # A web page in a browser on this machine can reach loopback too: with its site as origin,
-        # or with a host name that resolves to this machine (DNS rebinding).
-        origin = headers.get("origin")
-        for name in (f"//{headers.get('host') or ''}", *([origin] if origin is not None else [])):
-            if not is_loopback(urlsplit(name).hostname or ""):
-                raise ServeError(
-                    403,
-                    "bad_request",
-                    f"without a token this server answers only programs on this machine, got a "
-                    f"request for {name[:80]!r}; set TURNWISE_TOKEN on both sides",
-                )
+        refuse_pages(headers)
+
+
+def refuse_pages(headers: Headers) -> None:
+    """Refuses requests of web pages of other sites, for a server without a token. A page in a
+    browser on this machine can reach loopback too: with its site as origin, or with a host name
+    that resolves to this machine (DNS rebinding).
+
+    Raises:
+        ServeError: the request is one of those.
+    """
+    origin = headers.get("origin")
+    for name in (f"//{headers.get('host') or ''}", *([origin] if origin is not None else [])):
+        if not is_loopback(urlsplit(name).hostname or ""):
+            raise ServeError(
+                403,
+                "bad_request",
+                f"without a token this server answers only programs on this machine, got a "
+                f"request for {name[:80]!r}; set TURNWISE_TOKEN on both sides",
+            )
 
 
 class _Connection(H11Protocol):

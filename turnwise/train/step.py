@@ -17,7 +17,7 @@ from turnwise.algos.normalize import RewardNormalizer
 from turnwise.data.batch import Batch, collate
 from turnwise.data.penalties import penalty_only_groups, without_penalties
 from turnwise.data.samples import contexts, episode_to_samples
-from turnwise.log.metrics import rollout_metrics, rollout_timings
+from turnwise.log.metrics import context_causes, rollout_metrics, rollout_timings
 from turnwise.log.records import CreditRow, LedgerEntry, ledger_entry
 from turnwise.procs.progress import Progress
 from turnwise.rollout.proxy import AgentProxy
@@ -184,7 +184,8 @@ def check_ledger(step: int, episodes: Sequence[Episode], batch: Batch) -> Ledger
             f"step {step}: {len(sampled)} contexts were sampled, but {len(trained)} rows would be "
             "trained on"
         )
-    entry = ledger_entry(step, zip(sampled, trained, strict=True))
+    pairs = zip(sampled, trained, strict=True)
+    entry = ledger_entry(step, pairs, contexts=context_causes(episodes))
     if entry.broken or entry.sampled_sha256 != entry.trained_sha256:
         row = next(
             index

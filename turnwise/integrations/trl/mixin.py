@@ -37,7 +37,7 @@ from turnwise.integrations.trl.rewards import as_texts, refuse_infinite
 from turnwise.integrations.trl.setup import choose_engine, make_player
 from turnwise.integrations.trl.sources import ROW, SPLIT, EnvSource
 from turnwise.integrations.trl.store import RunStore, credit_rows, trained_and_sampled
-from turnwise.log.metrics import rollout_metrics
+from turnwise.log.metrics import context_causes, rollout_metrics
 from turnwise.log.store import ledger_entry
 from turnwise.rollout.proxy import RolloutError
 from turnwise.types import Episode
@@ -464,7 +464,7 @@ class MultiTurnMixin(_Trainer):
         """Checks that trained ids are sampled ids; then metrics and the run directory."""
         step = self.state.global_step + 1
         pairs = self._everyone(trained_and_sampled(output, self._all_rows))
-        ledger = ledger_entry(step, pairs)
+        ledger = ledger_entry(step, pairs, contexts=context_causes(everyone))
         if ledger.broken:
             raise RuntimeError(
                 f"step {step}: token fidelity is broken in {ledger.broken} of {len(pairs)} rows. "
