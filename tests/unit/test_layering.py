@@ -27,7 +27,7 @@ ALLOWED: dict[str, set[str]] = {
     "isolation": {"types", "config", "envs", "procs", "user_code"},
 }
 ALLOWED["serve"] = ALLOWED["isolation"] | {"isolation"}
-ALLOWED["endpoint"] = ALLOWED["serve"] | {"serve", "chat", "generate"}
+ALLOWED["endpoint"] = ALLOWED["serve"] | {"serve", "chat", "generate", "seeding"}
 ALLOWED["rollout"] = {
     "types",
     "seeding",

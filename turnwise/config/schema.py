@@ -287,7 +287,7 @@ class RolloutConfig(Section):
     num_workers: int = Field(default=2, ge=1)
     """Threads or worker processes for environments."""
     reset_timeout: float = Field(default=60.0, gt=0.0)
-    """Seconds for a reset."""
+    """Seconds for a reset. A program's counts from the moment a worker has it."""
     step_timeout: float = Field(default=30.0, gt=0.0)
     """Seconds for a step."""
     generate_timeout: float = Field(default=600.0, gt=0.0)
