@@ -12,8 +12,9 @@ from turnwise.algos.gigpo import gigpo
 from turnwise.algos.groups import group_inputs
 from turnwise.algos.grpo import grpo
 from turnwise.data.batch import Batch, collate
-from turnwise.data.samples import episode_to_samples
+from turnwise.data.samples import episode_to_samples, require_one_role
 from turnwise.endpoint.client import RewardError
+from turnwise.integrations.trl.credit import train_row
 from turnwise.log.metrics import rollout_metrics
 from turnwise.types import Episode, Status, Task
 
@@ -278,3 +279,15 @@ def test_rewards_are_given_and_refused_in_plain_words() -> None:
     assert rewards_of(episode) == [("", 0.75)]
     (episode,), _ = play(pays_badly)
     assert rewards_of(episode) == [("", 1.0)]
+
+
+def test_backends_that_compare_episodes_refuse_several_trained_roles() -> None:
+    (one,), _ = play(judge_last, options={"trained_roles": [""]})
+    (two,), _ = play(judge_last)
+    for backend, convert in {
+        "trl": lambda episode: train_row(episode, eos_id=0),
+        "verl": lambda episode: require_one_role(episode, backend="verl"),
+    }.items():
+        convert(one)
+        with pytest.raises(ValueError, match=f"roles '', 'judge', and backend {backend} credits"):
+            convert(two)

@@ -7,6 +7,18 @@ from dataclasses import dataclass
 from turnwise.types import Episode, Sample, Turn
 
 
+def require_one_role(episode: Episode, *, backend: str) -> None:
+    """Raises ValueError where a backend that compares whole episodes is given one with several
+    trained roles, each of which has its own reward."""
+    roles = sorted({turn.role for turn in episode.turns if turn.trained})
+    if len(roles) > 1:
+        raise ValueError(
+            f"episode {episode.id} has the trained roles {', '.join(map(repr, roles))}, and "
+            f"backend {backend} credits one per episode; train one of them "
+            "(env.options.trained_roles), or use backend native"
+        )
+
+
 def episode_to_samples(episode: Episode) -> list[Sample]:
     """The episode's samples, one per unbroken context.
 

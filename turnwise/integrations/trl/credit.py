@@ -12,7 +12,7 @@ from turnwise.algos.credit import compute_advantages
 from turnwise.algos.groups import distance_from_mean, group_statistics, score_episodes
 from turnwise.algos.turn_gae import turn_gae
 from turnwise.data.batch import Batch, collate
-from turnwise.data.samples import contexts, episode_to_samples
+from turnwise.data.samples import contexts, episode_to_samples, require_one_role
 from turnwise.types import Episode, Sample
 
 TRL_EPS = 1e-4
@@ -59,6 +59,7 @@ def train_row(episode: Episode, *, eos_id: int) -> TrainRow:
             sample=None,
             left_out=0,
         )
+    require_one_role(episode, backend="trl")
     samples = episode_to_samples(episode)
     left_out = sum(sum(sample.response_mask) for sample in samples[:-1])
     return _row(episode, samples[-1], context=-1, left_out=left_out)

@@ -14,7 +14,7 @@ from verl.experimental.agent_loop.agent_loop import (
 )
 
 from turnwise.config.schema import Config
-from turnwise.data.samples import episode_to_samples
+from turnwise.data.samples import episode_to_samples, require_one_role
 from turnwise.evaluate.players import with_episodes
 from turnwise.generate.stops import end_ids
 from turnwise.integrations.verl.config.sections import SECTION, read_config, unpack
@@ -137,6 +137,7 @@ def sample_output(
 
 def episode_outputs(episode: Episode, *, validate: bool, store: bool) -> list[TurnOutput]:
     """The episode's samples as verl takes them."""
+    require_one_role(episode, backend="verl")
     samples = episode_to_samples(episode)
     return [
         sample_output(sample, episode, row=row, rows=len(samples), validate=validate, store=store)
