@@ -9,6 +9,7 @@ other violations of the contract raise an EnvError that names the rule.
 
 import json
 import math
+import os
 import reprlib
 from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
@@ -16,6 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar, cast, get_args
 
 from turnwise.envs.base import EnvError
+from turnwise.procs.forks import end_fork
 from turnwise.procs.interrupts import from_the_user, interrupts
 from turnwise.types import (
     Call,
@@ -56,16 +58,19 @@ def ask(what: str, function: Callable[[], T]) -> T:
     """The result of foreign code. Any exception becomes an EnvError that begins with `what`.
 
     That includes SystemExit, GeneratorExit and CancelledError. The user's Ctrl-C is raised even if
-    the foreign code swallowed it.
+    the foreign code swallowed it. A child that the foreign code forked does not come back.
 
     Example:
         >>> ask("coin: step", lambda: exit(3))
         Traceback (most recent call last):
         turnwise.envs.base.EnvError: coin: step raised SystemExit: 3
     """
-    before = interrupts()
+    before, pid = interrupts(), os.getpid()
     try:
-        value = function()
+        try:
+            value = function()
+        finally:
+            end_fork(pid, what)
     except BaseException as error:
         if from_the_user(error, before=before):
             raise KeyboardInterrupt from error
