@@ -129,6 +129,7 @@ class Agent:
                 raise EnvError(self.plan.error)
             opening = await self.handle.reset(self.plan.task, self.plan.noise_seed)
             messages = self._observed(opening.messages)
+            _check_parent(opening.call, 0)
         except Exception as error:
             self.fail_env(error)
             return
@@ -161,11 +162,7 @@ class Agent:
             rewritten = result.rewritten
             if rewritten is not None:
                 rewritten = replace(rewritten, messages=self._observed(rewritten.messages))
-        except Exception as error:
-            self.fail_env(error)
-            return
-        self.turns.append(
-            Turn(
+            turn = Turn(
                 prompt_ids=env_input.prompt_ids,
                 completion=env_input.completion,
                 text=env_input.text,
@@ -185,8 +182,12 @@ class Agent:
                 role="" if self.call is None else self.call.role,
                 trained=result.trained and env_input.trained,
             )
-        )
-        self._add_earlier(result.earlier)
+            turns = _with_earlier([*self.turns, turn], result.earlier)
+            _check_parent(result.call, len(turns))
+        except Exception as error:
+            self.fail_env(error)
+            return
+        self.turns = turns
         self.call = result.call
         self._state_key = result.state_key or _text(messages)
         self.status = ending
@@ -201,24 +202,16 @@ class Agent:
                     messages=(), reward=last.reward, reward_parts=last.reward_parts, info=last.info
                 )
                 result = _with_finish(result, await self.handle.finish("length"))
-                self.turns[-1] = replace(
+                last = replace(
                     last, reward=result.reward, reward_parts=result.reward_parts, info=result.info
                 )
-                self._add_earlier(result.earlier)
+                self.turns = _with_earlier([*self.turns[:-1], last], result.earlier)
             else:
                 self.error = clean_text(reason)
         except Exception as error:
             self.fail_env(error)
             return
         self.status = status
-
-    def _add_earlier(self, rewards: Mapping[int, float]) -> None:
-        """Adds rewards that became known later to the turns that they are for."""
-        for index, reward in rewards.items():
-            turn = self.turns[index]
-            parts = dict(turn.reward_parts or {"env": turn.reward})
-            parts["later"] = parts.get("later", 0.0) + reward
-            self.turns[index] = replace(turn, reward=turn.reward + reward, reward_parts=parts)
 
     def fail_env(self, error: Exception) -> None:
         """Ends the episode because its environment failed."""
@@ -326,7 +319,8 @@ def shaped(
     found = ask("the reward shaper", lambda: shaper(**given))
     added = read_reward(found, name="the reward shaper", what="its result")
     parts = {**(result.reward_parts or {"env": result.reward}), "shaper": added}
-    return replace(result, reward=result.reward + added, reward_parts=parts)
+    reward = read_reward(result.reward + added, name="a turn", what="the shaped reward")
+    return replace(result, reward=reward, reward_parts=parts)
 
 
 def _with_finish(result: StepResult, finish: StepResult) -> StepResult:
@@ -343,6 +337,31 @@ def _with_finish(result: StepResult, finish: StepResult) -> StepResult:
             for turn in {*result.earlier, *finish.earlier}
         },
     )
+
+
+def _with_earlier(turns: list[Turn], rewards: Mapping[int, float]) -> list[Turn]:
+    """The turns, with rewards that became known later added to those that they are for.
+
+    Raises:
+        EnvError: a reward is for no turn, or makes a turn's reward too large.
+    """
+    for index, reward in rewards.items():
+        if not 0 <= index < len(turns):
+            raise EnvError(f"`earlier` has a reward for turn {index}; turns: 0 to {len(turns) - 1}")
+        turn = turns[index]
+        total = read_reward(turn.reward + reward, name=f"turn {index}", what="its reward in all")
+        parts = dict(turn.reward_parts or {"env": turn.reward})
+        parts["later"] = parts.get("later", 0.0) + reward
+        turns[index] = replace(turn, reward=total, reward_parts=parts)
+    return turns
+
+
+def _check_parent(call: Call | None, num_turns: int) -> None:
+    if call is not None and call.parent is not None and not 0 <= call.parent < num_turns:
+        raise EnvError(
+            f"the next turn continues turn {call.parent}, and {num_turns} turns were played; the "
+            "parent of a Call is the index of one of them"
+        )
 
 
 def _text(messages: Sequence[Message]) -> str:
