@@ -16,9 +16,10 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import Any, TypeVar, cast, get_args
 
-from turnwise.envs.base import EnvError
+from turnwise.envs.base import EnvError, EnvTimeoutError
 from turnwise.procs.forks import end_fork
 from turnwise.procs.interrupts import from_the_user, interrupts
+from turnwise.procs.threads import SideThread
 from turnwise.types import (
     Call,
     Completion,
@@ -80,6 +81,15 @@ def ask(what: str, function: Callable[[], T]) -> T:
     if interrupts() != before and from_the_user(None, before=before):
         raise KeyboardInterrupt
     return value
+
+
+def ask_within(what: str, function: Callable[[], T], *, thread: SideThread, limit: float) -> T:
+    """`ask(what, function)` in a thread. A call that takes longer than `limit` seconds is an
+    EnvTimeoutError, and leaves its thread behind."""
+    try:
+        return thread.call(lambda: ask(what, function), limit)
+    except TimeoutError:
+        raise EnvTimeoutError(f"{what} took longer than {limit:g} s") from None
 
 
 def describe(error: BaseException) -> str:
