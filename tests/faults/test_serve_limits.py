@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from random import Random
 from typing import Any
 from urllib.parse import urlsplit
@@ -329,3 +330,51 @@ def test_answers_are_sent_at_once(server: EnvServer) -> None:
     accepted = served.transport.get_extra_info("socket")  # pyright: ignore
     assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
     connection.close()
+
+
+TASKS = """
+import threading
+from turnwise.types import Message, Observation, StepResult, Task
+
+class Tasks:
+    max_turns = None
+
+    def reset(self, task, noise_seed=0):
+        return Observation(messages=(Message(role="user", content="Go."),))
+
+    def step(self, message):
+        return StepResult(messages=(), reward=1.0, terminated=True)
+
+    def finish(self):
+        return StepResult(messages=(), reward=0.0)
+
+    def close(self):
+        pass
+
+    def make_task(self, seed, split):
+        if seed == 1:
+            threading.Event().wait()
+        if seed == 2:
+            raise SystemExit("no such task")
+        return "no task" if seed == 3 else Task(id="t", seed=seed, split=split)
+"""
+
+
+def test_tasks_that_hang_or_fail_are_told_and_the_server_lives(tmp_path: Path) -> None:
+    (tmp_path / "tasks.py").write_text(TASKS)
+    env = EnvConfig(name=f"{tmp_path / 'tasks.py'}:Tasks")
+    rollout = RolloutConfig(isolation="inline", reset_timeout=2.0)
+    with EnvServer(env, rollout, max_sessions=2, idle_timeout=60.0) as server:
+
+        def ask(seed: str) -> tuple[int, Any]:
+            connection = connect(server)
+            connection.request("POST", "/v1/task", f'{{"seed": {seed}, "split": "train"}}')
+            return answer(connection)
+
+        hung = connect(server)
+        hung.request("POST", "/v1/task", '{"seed": 1, "split": "train"}')
+        health = connect(server)
+        health.request("GET", "/v1/health")
+        assert answer(health)[0] == 200
+        assert answer(hung)[0] == 504
+        assert [ask(seed)[0] for seed in ("2", "3", "1e999", "4")] == [422, 422, 400, 200]

@@ -344,3 +344,63 @@ def test_objects_cannot_move_to_processes() -> None:
         AgentProxy(
             config, generator, tokenizer, factories={"frozen_lake": lambda: make_env(EnvConfig())}
         )
+
+
+TWICE = """
+import os, sys
+from pathlib import Path
+from turnwise.procs.channel import frame
+from turnwise.types import Message, Observation, StepResult, Task
+
+class Twice:
+    "The first step of all answers twice: from a fork that comes back, or with a frame of its own."
+    max_turns = None
+
+    def __init__(self, how, mark):
+        self.how, self.mark = how, Path(mark)
+
+    def make_task(self, seed, split):
+        return Task(id=f"twice/{seed}", seed=seed, split=split)
+
+    def reset(self, task, noise_seed=0):
+        self.count, self.noise = 0, noise_seed % 1000
+        return Observation(messages=(Message(role="user", content="Go."),))
+
+    def step(self, message):
+        self.count += 1
+        if self.how and not self.mark.exists():
+            self.mark.touch()
+            if self.how == "frame":
+                os.write(int(sys.argv[3]), frame(b'{"ok": null}'))
+            elif os.fork() == 0:
+                raise (SystemExit if self.how == "exit" else RuntimeError)("in the child")
+        reply = Message(role="user", content=f"{self.count} of 3")
+        return StepResult(messages=(reply,), reward=self.noise + 0.1 * self.count,
+                          terminated=self.count == 3)
+
+    def finish(self):
+        return StepResult(messages=(), reward=0.0)
+
+    def close(self):
+        pass
+"""
+
+
+@pytest.mark.parametrize("how", ["fork", "exit", "frame"])
+def test_an_answer_is_the_answer_to_its_request(tmp_path: Path, how: str) -> None:
+    """One worker has all episodes. What one of them answers twice never reaches another."""
+    file, mark = tmp_path / "twice.py", tmp_path / "mark"
+    file.write_text(TWICE)
+
+    def play(how: str) -> tuple[dict[str, Any], dict[str, Any]]:
+        options = {"how": how, "mark": str(mark)}
+        env = EnvConfig(name=f"{file}:Twice", options=options, format=FormatConfig(style="raw"))
+        limits = {"step_timeout": 60.0, "reset_timeout": 60.0}
+        result, facts = rollout(config_for(env, groups=2, size=2, retries=0, **limits))
+        assert not result.dropped
+        return fingerprint(result), facts["workers"]
+
+    played, counts = play(how)
+    assert mark.exists()
+    assert counts["started"] == (2 if how == "frame" else 1)
+    assert played == play("")[0]

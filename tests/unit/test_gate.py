@@ -55,6 +55,7 @@ from turnwise.rollout.sync import SyncMultiTurnRollout
 from turnwise.serve.client import RemoteEnv
 from turnwise.testing.tiny import tiny_tokenizer
 from turnwise.types import (
+    Call,
     Completion,
     Episode,
     Message,
@@ -253,6 +254,54 @@ def check_run(acts: dict[str, Any], isolation: str) -> None:
     for episode in episodes:
         assert_sound(episode)
     assert [e.status for e in episodes[:2]] == [Status.COMPLETED] * 2
+
+
+OPENING = Observation(messages=(Message(role="user", content="Go?"),))
+
+
+class LongInt(int):
+    def __int__(self) -> int:
+        return 10**5000
+
+
+class Infinite(float):
+    def __float__(self) -> float:
+        return math.inf
+
+
+def on(**fields: Any) -> StepResult:
+    return StepResult(messages=(Message(role="user", content="On."),), reward=1.0, **fields)
+
+
+@pytest.mark.parametrize(("result", "error"), [
+    (on(earlier={99: 1.0}), "a result is about turn 99; turns: 0 to 0"),
+    (on(earlier={-1: 1.0}), "earlier turn must be 0 or more, got -1"),
+    (on(earlier={"a": 1.0}), "earlier turn must be an integer, got 'a'"),
+    (on(earlier={0: 1e12}), "turn 0: its whole reward must be within"),
+    (on(call=Call(parent=99)), "the next turn continues turn 99, and 1 turns were played"),
+    (on(call=Call(parent=-1)), "parent must be 0 or more, got -1"),
+    (on(call=Call(max_tokens=0)), "max_tokens must be 1 or more, got 0"),
+    (on(call=Call(max_tokens=cast(Any, "7"))), "max_tokens must be an integer, got '7'"),
+    (on(call=Call(role=cast(Any, 7))), "role must be text, got int: 7"),
+    (on(call=Call(stop=cast(Any, (7,)))), "a stop string must be text, got int: 7"),
+])  # fmt: skip
+def test_fields_about_other_turns_are_checked(result: StepResult, error: str) -> None:
+    acts: dict[str, Any] = {"make_task": Task(id="t", seed=3), "step": result}
+    acts |= {"reset": OPENING, "finish": StepResult(messages=(), reward=0.0), "close": None}
+    check_run(acts, "inline")
+    for episode in play(acts, "inline")[2:]:
+        assert episode.status is Status.ENV_ERROR
+        assert error in str(episode.error)
+
+
+def test_odd_fields_about_other_turns_are_mended() -> None:
+    step = on(call=Call(role="\ud83c"), info={"n": LongInt(3), "x": Infinite(0.5)})
+    acts: dict[str, Any] = {"make_task": Task(id="t", seed=3), "step": step}
+    acts |= {"reset": OPENING, "finish": StepResult(messages=(), reward=0.0), "close": None}
+    check_run(acts, "inline")
+    turns = play(acts, "inline")[2].turns
+    assert turns[1].role == "\ufffd"
+    assert turns[0].info == {"n": 3, "x": 0.5}
 
 
 @given(ACTS)

@@ -1,10 +1,15 @@
 """One time limit for many waiters: who is late is told so, and nobody else."""
 
 import asyncio
+import threading
 
 import pytest
+from rollout_parts import CountEnv, config_for, says
 
 from turnwise.procs.deadlines import Deadlines
+from turnwise.rollout.proxy import AgentProxy
+from turnwise.testing.tiny import tiny_tokenizer
+from turnwise.types import Status, Task
 
 
 def test_only_who_is_late_is_told_so() -> None:
@@ -95,3 +100,37 @@ def test_every_loop_has_its_timer() -> None:
         assert asyncio.run(deadlines.wait(asyncio.sleep(0, 1))) == 1
         with pytest.raises(TimeoutError):
             asyncio.run(deadlines.wait(asyncio.sleep(30)))
+
+
+class Stuck(CountEnv):
+    """One method never returns. The probe is bound to its thread, like a connection of sqlite3."""
+
+    def __init__(self, method: str) -> None:
+        super().__init__()
+        self._method, self._thread = method, threading.get_ident()
+
+    def make_task(self, seed: int, split: str) -> Task:
+        assert threading.get_ident() == self._thread
+        if self._method == "make_task":
+            threading.Event().wait()
+        return super().make_task(seed, split)
+
+    def close(self) -> None:
+        if self._method == "close":
+            threading.Event().wait()
+
+
+@pytest.mark.parametrize("isolation", ["inline", "thread"])
+@pytest.mark.parametrize("method", ["make_task", "close"])
+def test_a_method_outside_the_episode_that_hangs_has_a_limit(method: str, isolation: str) -> None:
+    seconds = {"make_task": (0.2, 60.0), "close": (60.0, 0.2)}[method]
+    limits = dict(zip(("reset_timeout", "step_timeout"), seconds, strict=True))
+    config = config_for(isolation=isolation, num_workers=2, retries=0, **limits)
+    factories = {"count": lambda: Stuck(method)}
+    proxy = AgentProxy(config, says(), tiny_tokenizer(), factories=factories)
+    episodes = proxy.play_all(0)
+    proxy.close()
+    if method == "close":
+        assert {episode.status for episode in episodes} == {Status.COMPLETED}
+    else:
+        assert all("make_task took longer than 0.2 s" in str(e.error) for e in episodes)

@@ -339,6 +339,12 @@ def test_errors_of_a_limited_function_come_back() -> None:
         Worker("no_such_module:f").call(timeout=20)
 
 
+def test_a_fork_of_a_limited_function_does_not_answer() -> None:
+    worker = Worker("os:fork")
+    assert all(worker.call(timeout=60) > 0 for _ in range(5))
+    worker.close()
+
+
 def test_a_worker_serves_threads_in_turn() -> None:
     worker = Worker("operator:add")
     results: list[int] = []

@@ -1,5 +1,6 @@
 """A stranger's run directory runs none of his code: commands that would load it ask for --trust."""
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -149,6 +150,49 @@ def test_ones_own_runs_are_known_until_they_are_changed(tmp_path: Path) -> None:
         refuse_foreign_code(load_config(stored), stored=stored, trust=False)
     with pytest.raises(UntrustedCodeError):
         runs.train(resume=stored.parent)
+
+
+@pytest.mark.parametrize("name", ["mine.py:Env", "mine_of_trust:Env", "agent:mine.py:Env"])
+def test_a_name_that_leads_elsewhere_is_not_ones_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """A copy of one's run, with other code where its relative name leads."""
+    own, strange = tmp_path / "own", tmp_path / "strange"
+    for folder in (own, strange):
+        folder.mkdir()
+        for file in ("mine.py", "mine_of_trust.py"):
+            (folder / file).write_text(CODE)
+    monkeypatch.syspath_prepend("")  # as with `python -m turnwise`
+    monkeypatch.chdir(own)
+    config = load_config({"env": {"name": name}})
+    with RunDirectory.create(LogConfig(dir="runs", name="r"), config):
+        pass
+    stored = Path("runs/r/config.yaml")
+    shutil.copytree("runs", strange / "runs")
+    monkeypatch.chdir(strange)
+    refuse_foreign_code(config, stored=stored, trust=False)  # the same code
+    for file in ("mine.py", "mine_of_trust.py"):
+        Path(file).write_text(CODE + "# more\n")
+    with pytest.raises(UntrustedCodeError, match="leads to another file than in your run"):
+        refuse_foreign_code(config, stored=stored, trust=False)
+    monkeypatch.chdir(own)
+    for file in ("mine.py", "mine_of_trust.py"):
+        Path(file).write_text(CODE + "# edited since\n")
+    refuse_foreign_code(config, stored=stored, trust=False)
+    assert not list(tmp_path.rglob("loaded"))
+
+
+def test_a_command_is_ones_own_in_its_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = load_config({"env": {"name": "command:make agent"}})
+    monkeypatch.chdir(tmp_path)
+    with RunDirectory.create(LogConfig(dir="runs", name="r"), config) as run:
+        stored = run.path.resolve() / "config.yaml"
+    refuse_foreign_code(config, stored=stored, trust=False)
+    monkeypatch.chdir(tmp_path / "runs")
+    with pytest.raises(UntrustedCodeError, match="make agent"):
+        refuse_foreign_code(config, stored=stored, trust=False)
 
 
 def test_code_inside_a_run_is_never_known(strange: Path) -> None:

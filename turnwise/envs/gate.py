@@ -9,14 +9,17 @@ other violations of the contract raise an EnvError that names the rule.
 
 import json
 import math
+import os
 import reprlib
 from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import Any, TypeVar, cast, get_args
 
-from turnwise.envs.base import EnvError
+from turnwise.envs.base import EnvError, EnvTimeoutError
+from turnwise.procs.forks import end_fork
 from turnwise.procs.interrupts import from_the_user, interrupts
+from turnwise.procs.threads import SideThread
 from turnwise.types import (
     Call,
     Completion,
@@ -56,16 +59,19 @@ def ask(what: str, function: Callable[[], T]) -> T:
     """The result of foreign code. Any exception becomes an EnvError that begins with `what`.
 
     That includes SystemExit, GeneratorExit and CancelledError. The user's Ctrl-C is raised even if
-    the foreign code swallowed it.
+    the foreign code swallowed it. A child that the foreign code forked does not come back.
 
     Example:
         >>> ask("coin: step", lambda: exit(3))
         Traceback (most recent call last):
         turnwise.envs.base.EnvError: coin: step raised SystemExit: 3
     """
-    before = interrupts()
+    before, pid = interrupts(), os.getpid()
     try:
-        value = function()
+        try:
+            value = function()
+        finally:
+            end_fork(pid, what)
     except BaseException as error:
         if from_the_user(error, before=before):
             raise KeyboardInterrupt from error
@@ -75,6 +81,15 @@ def ask(what: str, function: Callable[[], T]) -> T:
     if interrupts() != before and from_the_user(None, before=before):
         raise KeyboardInterrupt
     return value
+
+
+def ask_within(what: str, function: Callable[[], T], *, thread: SideThread, limit: float) -> T:
+    """`ask(what, function)` in a thread. A call that takes longer than `limit` seconds is an
+    EnvTimeoutError, and leaves its thread behind."""
+    try:
+        return thread.call(lambda: ask(what, function), limit)
+    except TimeoutError:
+        raise EnvTimeoutError(f"{what} took longer than {limit:g} s") from None
 
 
 def describe(error: BaseException) -> str:
@@ -285,10 +300,11 @@ def _plain(value: Any, room: _Room, depth: int) -> Json:
         room.left -= 8
         if int.bit_length(value) > MAX_INT_BITS:
             return f"<an integer of {int.bit_length(value)} bits>"
-        return int(value)
+        return int.__int__(value)  # a subclass may override it
     if isinstance(value, float):
         room.left -= 8
-        return float(value) if math.isfinite(value) else None
+        value = float.__float__(value)
+        return value if math.isfinite(value) else None
     if id(value) in room.around:
         return room.take("<itself>")
     if depth < MAX_DEPTH:
@@ -497,24 +513,52 @@ def admit_result(value: Any, *, name: str) -> StepResult:
         state_key=_optional(value.state_key, what=f"{name}: the state key"),
         info=read_info(value.info, name=name),
         rewritten=rewritten,
-        call=_read_next(value.call, name=name),
+        call=call,
         earlier={
-            int(turn): read_reward(number, name=name, what="a reward of an earlier turn")
+            _read_count(turn, what=f"{name}: the index of an earlier turn"): read_reward(
+                number, name=name, what="a reward of an earlier turn"
+            )
             for turn, number in value.earlier.items()
         },
         repeated={
-            int(turn): read_reward(number, name=name, what="a reward of an earlier turn")
+            _read_count(turn, what=f"{name}: the index of an earlier turn"): read_reward(
+                number, name=name, what="a reward of an earlier turn"
+            )
             for turn, number in value.repeated.items()
         },
         trained=read_flag(value.trained, name=name),
-        untrained=tuple(map(int, value.untrained)),
+        untrained=tuple(
+            _read_count(turn, what=f"{name}: the index of an earlier turn")
+            for turn in value.untrained
+        ),
     )
 
 
 def _read_next(value: Any, *, name: str) -> Call | None:
-    if value is None or isinstance(value, Call):
-        return value
-    raise EnvError(f"{name}: the next turn is described by a Call, got {brief(value)}")
+    if value is None:
+        return None
+    if not isinstance(value, Call):
+        raise EnvError(f"{name}: the next turn is described by a Call, got {brief(value)}")
+    stop = cast(object, value.stop)
+    if not isinstance(stop, Sequence) or isinstance(stop, str | bytes):
+        raise EnvError(f"{name}: the stop strings of a Call are a tuple, got {brief(stop)}")
+    what = f"{name}: the Call of the next turn: "
+    parent, most = value.parent, value.max_tokens
+    return Call(
+        parent=None if parent is None else _read_count(parent, what=f"{what}parent"),
+        role=read_text(value.role, what=f"{what}role"),
+        max_tokens=None if most is None else _read_count(most, what=f"{what}max_tokens", least=1),
+        stop=tuple(read_text(text, what=f"{what}a stop string") for text in stop),
+    )
+
+
+def _read_count(value: Any, *, what: str, least: int = 0) -> int:
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise EnvError(f"{what} must be an integer, got {brief(value)}")
+    number = int.__int__(value)
+    if not least <= number < 2**63:
+        raise EnvError(f"{what} must be {least} or more, got {brief(number)}")
+    return number
 
 
 def admit_task(value: Any, *, name: str) -> Task:

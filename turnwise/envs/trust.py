@@ -4,7 +4,7 @@ needs the user's permission."""
 import hashlib
 from pathlib import Path
 
-from turnwise.config.known import is_known
+from turnwise.config.known import is_known, is_known_code
 from turnwise.config.load import load_config
 from turnwise.config.schema import Config, EnvConfig
 from turnwise.envs.registry import COMMAND, UnknownEnvError, built_in, find_env
@@ -75,7 +75,7 @@ def is_run_config(path: Path) -> bool:
 
 def refuse_foreign_code(config: Config, *, stored: Path, trust: bool) -> None:
     """Raises if the file `stored` names code that `config` would load, unless the user trusts it,
-    or turnwise stored that file for this user.
+    or turnwise stored that file for this user and the names lead to the same code as then.
 
     Code inside the run directory is never trusted automatically: the folder may have been changed
     elsewhere. Code that an override names is the user's choice.
@@ -87,16 +87,21 @@ def refuse_foreign_code(config: Config, *, stored: Path, trust: bool) -> None:
         return
     theirs = set(named_code(load_config(stored)))
     found = [item for item in named_code(config) if item in theirs]
-    if is_known(stored.read_text(encoding="utf-8")):
+    text = stored.read_text(encoding="utf-8")
+    if is_known(text):
         found = [
-            item for item in found if is_run_config(stored) and _is_inside(item, stored.parent)
+            item
+            for item in found
+            if (is_run_config(stored) and _is_inside(item, stored.parent))
+            or not _is_same(item, text)
         ]
     if found:
         listed = "\n".join(f"  {item}" for item in found)
         raise UntrustedCodeError(
             f"{stored} names code that would be loaded:\n{listed}\n"
-            "It was not stored by turnwise for you on this machine, it was changed since, or the "
-            "code is in the same folder. Read that code; add --trust to allow it"
+            "The config was not stored by turnwise for you on this machine, it was changed since, "
+            "the code is in the same folder, or from here the name leads to another file than in "
+            "your run. Read that code; add --trust to allow it"
         )
 
 
@@ -116,6 +121,12 @@ def _of_env(key: str, env: EnvConfig) -> list[str]:
         for name, value in named.items()
         if isinstance(value, str) and (":" in value or spec.target == COMMAND)
     ]
+
+
+def _is_same(item: str, text: str) -> bool:
+    """True if the item leads to the same code as when turnwise stored this config."""
+    key, _, name = item.partition(": ")
+    return is_known_code(text, name, command=key.endswith(".options.command"))
 
 
 def _is_inside(item: str, folder: Path) -> bool:

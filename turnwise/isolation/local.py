@@ -20,7 +20,7 @@ from turnwise.envs.base import (
     hint_of,
     is_shared,
 )
-from turnwise.envs.gate import admit_observation, admit_result, ask, json_safe
+from turnwise.envs.gate import admit_observation, admit_result, ask, ask_within, json_safe
 from turnwise.procs.deadlines import Deadlines
 from turnwise.procs.threads import DaemonThreads, SideThread
 from turnwise.types import Json, Message, Observation, StepResult, Task
@@ -269,9 +269,13 @@ class LocalPool:
             raise EnvTimeoutError(f"{what} took longer than {limit:g} s") from None
 
     async def close(self) -> None:
+        limit = self.config.step_timeout
         for env in itertools.chain.from_iterable(self._idle.values()):
             try:
-                ask("close", env.close)
+                ask_within("close", env.close, thread=self._beside, limit=limit)
+            except EnvTimeoutError as error:  # each of the others may take as long
+                logger.warning("closing the environments was given up: %s", error)
+                break
             except EnvError as error:  # close the others too
                 logger.warning("closing an environment failed: %s", error)
         self._idle = {}

@@ -59,13 +59,15 @@ class _Worker:
         self._counts = counts
         self.lost: str | None = None
         self.num_open = 0
+        self._num_requests = 0
 
     async def request(self, body: Mapping[str, Json], limit: float) -> Json:
         async with self._turn:
             if self.lost is not None:
                 raise WorkerLostError(self.lost)
             loop = asyncio.get_running_loop()
-            data = encode(body)
+            self._num_requests += 1
+            data = encode({**body, "n": self._num_requests})
             answer = loop.run_in_executor(self._reader, self._exchange, data)
             try:
                 received = await asyncio.wait_for(asyncio.shield(answer), limit)
@@ -89,6 +91,9 @@ class _Worker:
             except ValueError as error:  # later answers would be out of order
                 self.kill("its answer was not JSON")
                 raise EnvError(f"the worker process's answer is not JSON: {error}") from error
+            if result.get("n") != self._num_requests:
+                self.kill(f"its answer to {body['op']} was not the answer to that request")
+                raise WorkerLostError(self.lost)
             if "ok" not in result:
                 raise EnvError(words(result.get("error")))
             return result["ok"]

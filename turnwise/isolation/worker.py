@@ -1,7 +1,7 @@
 """The worker process, for environments that are slow or may crash.
 
-It answers one JSON request at a time on a socket, and ends when the socket closes. It does not
-import torch.
+It answers one JSON request at a time on a socket, each answer with its request's number `n`, and
+ends when the socket closes. It does not import torch.
 """
 
 import os
@@ -57,7 +57,8 @@ def _play(envs: dict[int, Env], request: dict[str, Json]) -> Json:
 def serve(sock: socket.socket) -> None:
     envs: dict[int, Env] = {}
     while (data := receive_frame(sock)) is not None:
-        send_frame(sock, encode(handle(envs, decode(data))))
+        request = decode(data)
+        send_frame(sock, encode({**handle(envs, request), "n": request["n"]}))
 
 
 def main(arguments: list[str]) -> None:

@@ -129,6 +129,7 @@ class Agent:
                 raise EnvError(self.plan.error)
             opening = await self.handle.reset(self.plan.task, self.plan.noise_seed)
             messages = self._observed(opening.messages)
+            _check_parent(opening.call, 0)
         except Exception as error:
             self.fail_env(error)
             return
@@ -161,11 +162,7 @@ class Agent:
             rewritten = result.rewritten
             if rewritten is not None:
                 rewritten = replace(rewritten, messages=self._observed(rewritten.messages))
-        except Exception as error:
-            self.fail_env(error)
-            return
-        self.turns.append(
-            Turn(
+            turn = Turn(
                 prompt_ids=env_input.prompt_ids,
                 completion=env_input.completion,
                 text=env_input.text,
@@ -185,8 +182,12 @@ class Agent:
                 role="" if self.call is None else self.call.role,
                 trained=result.trained and env_input.trained,
             )
-        )
-        self._add_earlier(result)
+            turns = _with_earlier([*self.turns, turn], result)
+            _check_parent(result.call, len(turns))
+        except Exception as error:
+            self.fail_env(error)
+            return
+        self.turns = turns
         self.call = result.call
         self._state_key = result.state_key or _text(messages)
         self.status = ending
@@ -201,31 +202,16 @@ class Agent:
                     messages=(), reward=last.reward, reward_parts=last.reward_parts, info=last.info
                 )
                 result = _with_finish(result, await self.handle.finish("length"))
-                self.turns[-1] = replace(
+                last = replace(
                     last, reward=result.reward, reward_parts=result.reward_parts, info=result.info
                 )
-                self._add_earlier(result)
+                self.turns = _with_earlier([*self.turns[:-1], last], result)
             else:
                 self.error = clean_text(reason)
         except Exception as error:
             self.fail_env(error)
             return
         self.status = status
-
-    def _add_earlier(self, result: StepResult) -> None:
-        """Adds what became known later to the turns that it is about."""
-        for index in result.untrained:
-            self.turns[index] = replace(self.turns[index], trained=False)
-        for index, reward in result.earlier.items():
-            turn = self.turns[index]
-            parts = dict(turn.reward_parts or {"env": turn.reward})
-            parts[LATER] = parts.get(LATER, 0.0) + reward
-            self.turns[index] = replace(
-                turn,
-                reward=turn.reward + reward,
-                reward_parts=parts,
-                repeated=turn.repeated + result.repeated.get(index, 0.0),
-            )
 
     def fail_env(self, error: Exception) -> None:
         """Ends the episode because its environment failed."""
@@ -333,7 +319,8 @@ def shaped(
     found = ask("the reward shaper", lambda: shaper(**given))
     added = read_reward(found, name="the reward shaper", what="its result")
     parts = {**(result.reward_parts or {"env": result.reward}), "shaper": added}
-    return replace(result, reward=result.reward + added, reward_parts=parts)
+    reward = read_reward(result.reward + added, name="a turn", what="the shaped reward")
+    return replace(result, reward=reward, reward_parts=parts)
 
 
 def _with_finish(result: StepResult, finish: StepResult) -> StepResult:
@@ -352,6 +339,38 @@ def _with_finish(result: StepResult, finish: StepResult) -> StepResult:
         repeated=finish.repeated,
         untrained=(*result.untrained, *finish.untrained),
     )
+
+
+def _with_earlier(turns: list[Turn], result: StepResult) -> list[Turn]:
+    """The turns, with what became known later of them: rewards, and which are not trained on.
+
+    Raises:
+        EnvError: something is about no turn, or makes a turn's reward too large.
+    """
+    for index in (*result.earlier, *result.untrained):
+        if not 0 <= index < len(turns):
+            raise EnvError(f"a result is about turn {index}; turns: 0 to {len(turns) - 1}")
+    for index in result.untrained:
+        turns[index] = replace(turns[index], trained=False)
+    for index, reward in result.earlier.items():
+        turn = turns[index]
+        parts = dict(turn.reward_parts or {"env": turn.reward})
+        parts[LATER] = parts.get(LATER, 0.0) + reward
+        turns[index] = replace(
+            turn,
+            reward=read_reward(turn.reward + reward, name=f"turn {index}", what="its whole reward"),
+            reward_parts=parts,
+            repeated=turn.repeated + result.repeated.get(index, 0.0),
+        )
+    return turns
+
+
+def _check_parent(call: Call | None, num_turns: int) -> None:
+    if call is not None and call.parent is not None and not 0 <= call.parent < num_turns:
+        raise EnvError(
+            f"the next turn continues turn {call.parent}, and {num_turns} turns were played; the "
+            "parent of a Call is the index of one of them"
+        )
 
 
 def _text(messages: Sequence[Message]) -> str:

@@ -2,17 +2,20 @@
 
 import asyncio
 import logging
+import threading
 from collections.abc import Coroutine, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from turnwise.config.load import load_config
 from turnwise.config.schema import Config
 from turnwise.envs.base import Env, EnvError, EnvFactory
-from turnwise.envs.gate import ask
+from turnwise.envs.gate import ask_within
 from turnwise.envs.registry import make_env
 from turnwise.envs.shaping import Overlong
 from turnwise.isolation.pools import open_pool
 from turnwise.procs.event_loop import EventLoop
+from turnwise.procs.threads import SideThread
 from turnwise.rollout.agents import Agent, agent_class, find_shaper
 from turnwise.rollout.outputs import EnvInput, EnvOutput
 from turnwise.rollout.plan import EpisodePlan, env_configs, plan_rollout
@@ -72,15 +75,22 @@ class EnvStateManager:
             if env.shaping.overlong_tokens
         }
         given = dict(factories or {})
+        self._beside = SideThread("turnwise-probe")
+        # Made where they make tasks: what an environment opens may be bound to its thread.
         self.probes: dict[str, Env] = {
-            tag: given[tag]() if tag in given else make_env(env) for tag, env in configs.items()
+            tag: self._beside.call(
+                given[tag] if tag in given else partial(make_env, env), threading.TIMEOUT_MAX
+            )
+            for tag, env in configs.items()
         }
         """One environment per tag, to make tasks and read limits; it plays no episode."""
         self._pool = open_pool(configs, config.rollout, factories=given)
 
     def start(self, step: int) -> list[Agent]:
         """The agents of one rollout, none of them reset yet."""
-        plans = plan_rollout(self._config, split=self.split, step=step, probes=self.probes)
+        plans = plan_rollout(
+            self._config, split=self.split, step=step, probes=self.probes, thread=self._beside
+        )
         self.num_resets = step + 1
         self.agents = {plan.env_id: self._agent(plan) for plan in plans}
         return list(self.agents.values())
@@ -135,9 +145,11 @@ class EnvStateManager:
         await self._pool.close()
         for tag, probe in self.probes.items():
             try:
-                ask(f"{tag}: close", probe.close)
+                limit = self._config.rollout.step_timeout
+                ask_within(f"{tag}: close", probe.close, thread=self._beside, limit=limit)
             except EnvError as error:
                 logger.warning("%s", error)
+        self._beside.close()
 
     def close(self) -> None:
         self._loop.run(self.aclose())

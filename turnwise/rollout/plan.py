@@ -5,8 +5,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from turnwise.config.schema import Config, EnvConfig, GroupsConfig
-from turnwise.envs.base import Env, EnvError
-from turnwise.envs.gate import admit_task, ask, words
+from turnwise.envs.base import Env, EnvError, EnvTimeoutError
+from turnwise.envs.gate import admit_task, ask, ask_within, words
+from turnwise.procs.threads import SideThread
 from turnwise.seeding import derive_seed
 from turnwise.types import Task
 
@@ -85,7 +86,12 @@ def turn_limit(config: Config, env_config: EnvConfig, env: Env) -> int:
 
 
 def plan_rollout(
-    config: Config, *, split: str, step: int, probes: Mapping[str, Env]
+    config: Config,
+    *,
+    split: str,
+    step: int,
+    probes: Mapping[str, Env],
+    thread: SideThread | None = None,
 ) -> list[EpisodePlan]:
     """Every episode of one rollout. The same config, split and step give the same plan.
 
@@ -94,16 +100,26 @@ def plan_rollout(
 
     Args:
         probes: one environment per tag, to make tasks from seeds.
+        thread: where they do so, each within `rollout.reset_timeout`. None: here, without a limit.
     """
     groups = config.rollout.train if split == "train" else config.rollout.val
     configs = env_configs(config, groups)
     moment = step if split == "train" else 0
     plans: list[EpisodePlan] = []
+    stuck: dict[str, str] = {}
     for group_id, tag in enumerate(divide_groups(groups)):
         tag = tag or config.env.name
         probe = probes[tag]
         seed = derive_seed(config.seed, f"task/{split}", moment, group_id)
-        task, error = task_of_seed(probe, seed, split, tag=tag)
+        if tag in stuck:  # its probe still answers for another group
+            task, error = _no_task(seed, split, tag=tag), stuck[tag]
+        else:
+            limit = config.rollout.reset_timeout
+            try:
+                task, error = task_of_seed(probe, seed, split, tag=tag, thread=thread, limit=limit)
+            except EnvTimeoutError as late:
+                task, error = _no_task(seed, split, tag=tag), words(late)
+                stuck[tag] = error
         max_turn = turn_limit(config, configs[tag], probe)
         for index in range(groups.group_size):
             plans.append(
@@ -123,10 +139,34 @@ def plan_rollout(
     return plans
 
 
-def task_of_seed(probe: Env, seed: int, split: str, *, tag: str) -> tuple[Task, str | None]:
-    """(the task of a seed, None), or (a task without a payload, the error)."""
+def task_of_seed(
+    probe: Env,
+    seed: int,
+    split: str,
+    *,
+    tag: str,
+    thread: SideThread | None = None,
+    limit: float = 0.0,
+) -> tuple[Task, str | None]:
+    """(the task of a seed, None), or (a task without a payload, the error).
+
+    Raises:
+        EnvTimeoutError: it took longer than `limit` seconds in `thread`.
+    """
+
+    def make() -> Task:
+        return admit_task(probe.make_task(seed, split), name=tag)
+
+    what = f"{tag}: make_task"
     try:
-        task = ask(f"{tag}: make_task", lambda: admit_task(probe.make_task(seed, split), name=tag))
+        if thread is None:
+            return ask(what, make), None
+        return ask_within(what, make, thread=thread, limit=limit), None
     except EnvError as error:
-        return Task(id=f"{tag}/{split}/{seed}", seed=seed, split=split), words(error) or "EnvError"
-    return task, None
+        if thread is not None and isinstance(error, EnvTimeoutError):
+            raise
+        return _no_task(seed, split, tag=tag), words(error) or "EnvError"
+
+
+def _no_task(seed: int, split: str, *, tag: str) -> Task:
+    return Task(id=f"{tag}/{split}/{seed}", seed=seed, split=split)

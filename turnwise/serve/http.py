@@ -189,7 +189,7 @@ class JsonServer(HttpServer):
                 return _refuse(error)
             except ClientDisconnect:
                 return Response(status_code=400)  # the client is gone, so it is not sent
-            except (KeyError, TypeError, ValueError, RecursionError) as error:
+            except (KeyError, TypeError, ValueError, OverflowError, RecursionError) as error:
                 message = f"a malformed request: {type(error).__name__}: {error}"
                 return _refuse(ServeError(400, "bad_request", message))
             finally:

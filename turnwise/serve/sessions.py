@@ -2,15 +2,18 @@
 
 import asyncio
 import logging
+import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from turnwise.config.schema import EnvConfig, RolloutConfig
 from turnwise.envs.base import EnvError, EnvTimeoutError
+from turnwise.envs.gate import admit_task, ask_within, words
 from turnwise.envs.registry import make_env
 from turnwise.envs.wire import observation_to_json, result_to_json
 from turnwise.isolation.pools import EnvHandle, open_pool
+from turnwise.procs.threads import DaemonThreads, SideThread
 from turnwise.serve.http import ServeError
 from turnwise.types import Json, Message, Task
 
@@ -55,7 +58,10 @@ class Sessions:
         self.idle_timeout = idle_timeout
         self.ended_idle = 0
         """Sessions that were closed because they were idle."""
-        self._probe = make_env(env)
+        self._limit = rollout.reset_timeout
+        self._asks, self._beside = DaemonThreads(1, "turnwise-task"), SideThread("turnwise-probe")
+        # Made where it makes tasks: what an environment opens may be bound to its thread.
+        self._probe = self._beside.call(lambda: make_env(env), threading.TIMEOUT_MAX)
         self.name = env.name
         self._pool = open_pool({"env": env}, rollout)
         self.max_sessions = min(max_sessions, self._pool.places or max_sessions)
@@ -77,12 +83,20 @@ class Sessions:
             "ended_idle": self.ended_idle,
         }
 
-    def task(self, seed: int, split: str) -> dict[str, Json]:
+    async def task(self, seed: int, split: str) -> dict[str, Json]:
         """The task of a seed. One environment answers, one request at a time."""
+
+        def make() -> dict[str, Json]:
+            return admit_task(self._probe.make_task(seed, split), name=self.name).to_json()
+
+        what = f"{self.name}: make_task"
+        job = self._asks.submit(ask_within, what, make, thread=self._beside, limit=self._limit)
         try:
-            return self._probe.make_task(seed, split).to_json()
+            return await asyncio.wrap_future(job)
+        except EnvTimeoutError as error:
+            raise ServeError(504, "env_timeout", words(error)) from error
         except EnvError as error:
-            raise ServeError(422, "env_error", str(error)) from error
+            raise ServeError(422, "env_error", words(error)) from error
 
     def open(self, name: str) -> dict[str, Json]:
         """Opens a session with the client's name for it. A repeated request gives the same
@@ -154,7 +168,12 @@ class Sessions:
             except ServeError as error:
                 logger.warning("session %s: %s", name, error)
         await self._pool.close()
-        self._probe.close()
+        self._asks.shutdown(cancel_futures=True)
+        try:
+            ask_within("close", self._probe.close, thread=self._beside, limit=self._limit)
+        except EnvError as error:
+            logger.warning("%s: %s", self.name, error)
+        self._beside.close()
 
     async def _play(
         self, handle: EnvHandle, what: str, body: Mapping[str, Json]

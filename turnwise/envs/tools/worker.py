@@ -20,6 +20,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 from turnwise.procs.channel import child_command, stop
+from turnwise.procs.forks import end_fork
 
 MAX_REPLY_BYTES = 16 * 1024 * 1024
 START_SECONDS = 120.0
@@ -169,7 +170,7 @@ def main(arguments: list[str]) -> None:
     """The child's life: announces itself, then answers lines until its input ends."""
     import resource
 
-    target, memory_mb = arguments[0], int(arguments[1])
+    target, memory_mb, pid = arguments[0], int(arguments[1]), os.getpid()
     out = os.fdopen(os.dup(1), "wb")
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what the function prints is not an answer
 
@@ -188,6 +189,10 @@ def main(arguments: list[str]) -> None:
     for line in sys.stdin.buffer:
         request = json.loads(line)
         try:
-            send({"result": function(*request["args"], **request["kwargs"])})
+            try:
+                result = function(*request["args"], **request["kwargs"])
+            finally:
+                end_fork(pid, target)
+            send({"result": result})
         except Exception as error:
             send({"error": f"{type(error).__name__}: {error}"})
