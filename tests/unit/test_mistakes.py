@@ -12,7 +12,7 @@ from turnwise.cli.main import main
 FILES = {
     "shop.py": """
 import time
-from turnwise import BaseEnv
+from turnwise import BaseEnv, Callback
 
 class Shop(BaseEnv):
     instruction = "Buy it."
@@ -66,6 +66,9 @@ class Silent(BaseEnv):
     instruction = "Say anything."
     def reset(self, seed=None): return "Go."
     def step(self, action): return "Ok.", 1.0, True, {}
+
+class Tells(Callback):
+    def on_start(self, run): {}["nope"]
 
 number = 3
 def wrong(situation): return 7
@@ -192,6 +195,11 @@ MISTAKES = (
     ),
     Mistake(f"train --env.name shop.py:OneText {TINY}", ("write ('buy',)",)),
     Mistake(f"train --env.name shop.py:Silent {TINY}", ("random_action", "model.path")),
+    Mistake(
+        f"train bandit log.callbacks=[shop.py:Tells] train.steps=1 {TINY}",
+        ("error: callback Tells: on_start raised KeyError: 'nope' (shop.py, line 58)",),
+        1,
+    ),
     Mistake("check-env", ("Missing argument 'name'",)),
     Mistake("check-env frozenlak", ("frozenlak", "frozen_lake")),
     Mistake("check-env shop.py:Raises --seeds 1", ("AttributeError", "shop.py, line 19"), 1),

@@ -119,6 +119,7 @@ def run_native(config: Config, *, resume: Path | None = None, estimate: bool = F
     from turnwise.envs.base import EnvError
     from turnwise.evaluate.evaluation import EvaluationError
     from turnwise.generate.base import GeneratorError
+    from turnwise.log.callbacks import CallbackError
     from turnwise.log.records import RunDirectoryError
     from turnwise.log.trackers import TrackerError
     from turnwise.procs.progress import Progress
@@ -137,6 +138,7 @@ def run_native(config: Config, *, resume: Path | None = None, estimate: bool = F
         EvaluationError,
         EnvError,
         GeneratorError,
+        CallbackError,
     )
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # until training sets its own handler
     try:
