@@ -65,8 +65,7 @@ def train(
     if stored is not None:
         refuse_code(config, stored=stored, trust=trust)
     if dry_run:
-        print(show_config(config), end="")
-        show_plan(config)
+        show_plan(config, resume=resume)
         return
     cluster = {
         name: value
@@ -83,8 +82,14 @@ def train(
     run_native(config, resume=resume, estimate=estimate)
 
 
-def show_plan(config: Config) -> None:
-    """Prints the memory plan, as comments of the config above it."""
+def show_plan(config: Config, *, resume: Path | None = None) -> None:
+    """Prints the config and the memory plan, as comments below it."""
+    from turnwise.train.early import refuse_early
+
+    if config.backend == "native":
+        with told_shortly((ValueError,)):
+            refuse_early(config, resume=resume, writes=False)
+    print(show_config(config), end="")
     for line in _memory(config):
         print(f"# {line}")
 
@@ -117,20 +122,23 @@ def config_of_run(words: list[str], resume: Path) -> tuple[Config, Path]:
 def run_native(config: Config, *, resume: Path | None = None, estimate: bool = False) -> None:
     """Runs the config in this process, and ends the command with the run's status."""
     from turnwise.envs.base import EnvError
-    from turnwise.evaluate.evaluation import EvaluationError
     from turnwise.generate.base import GeneratorError
     from turnwise.log.callbacks import CallbackError
     from turnwise.log.records import RunDirectoryError
     from turnwise.log.trackers import TrackerError
     from turnwise.procs.progress import Progress
-    from turnwise.rollout.proxy import RolloutError
-
-    with Progress("loading libraries"):
-        from turnwise.train import run
-    from turnwise.train.checkpoint import CheckpointError
-    from turnwise.train.update import TrainingError
+    from turnwise.train.early import refuse_early
 
     mistakes = (RunDirectoryError, TrackerError, ValueError, ImportError, OSError)
+    with told_shortly(mistakes):
+        refuse_early(config, resume=resume, writes=not estimate)
+    with Progress("loading libraries"):
+        from turnwise.evaluate.evaluation import EvaluationError
+        from turnwise.rollout.proxy import RolloutError
+        from turnwise.train import run
+        from turnwise.train.checkpoint import CheckpointError
+        from turnwise.train.update import TrainingError
+
     failures = (
         CheckpointError,
         TrainingError,

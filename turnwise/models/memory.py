@@ -16,8 +16,9 @@ from torch import nn
 
 from turnwise.algos.algorithm import Algorithm
 from turnwise.config.schema import Config, ModelConfig
-from turnwise.models.policy import Precision, model_source
+from turnwise.models.policy import Precision
 from turnwise.models.scoring import CHUNK_BYTES, CHUNK_ELEMENTS, CUDA_CHUNK_ELEMENTS
+from turnwise.models.source import model_source
 
 MAX_TOKENS = 65536
 """Upper limit of the micro-batch size; smaller ones already keep the device busy."""
