@@ -107,9 +107,9 @@ MISTAKES = (
     # The command and its words.
     Mistake("trian", ("No such command 'trian'", "Did you mean 'train'?")),
     Mistake("train frozen_lak", ("neither a file nor a recipe", "did you mean frozen_lake?")),
-    Mistake(
-        "train mine.yaml", ("'mine.yaml' is neither a file nor a recipe", "recipes are bandit")
-    ),
+    Mistake("train mine.yaml", ("there is no file mine.yaml",)),
+    Mistake("train shop.py:Shop", ("is an environment", "write --env.name shop.py:Shop")),
+    Mistake("train shop.py", ("is an environment", "write --env.name shop.py:CLASS")),
     Mistake("train frozen_lake bandit", ("give one recipe or config file",)),
     Mistake("train --train.steps", ("--train.steps: needs a value",)),
     Mistake("train steps 3", ("give one recipe or config file",)),
