@@ -17,7 +17,8 @@ from turnwise.envs.gate import raised_at
 from turnwise.evaluate.check_env import check_env
 from turnwise.evaluate.evaluation import EvalResult, compare, evaluate
 from turnwise.evaluate.players import ScriptedPlayer, play_episodes
-from turnwise.models.source import model_source
+from turnwise.models.policy import load_model
+from turnwise.models.source import ask_hub, model_source
 from turnwise.procs.progress import Progress
 from turnwise.types import Completion, Episode, Status, Task, Turn
 
@@ -240,6 +241,25 @@ def test_a_mistyped_folder_is_told_without_the_hub(tmp_path: Path) -> None:
             model_source(config)
         assert model_source(config.model_copy(update={"path": "models/qwen"})) == "models/qwen"
         assert model_source(config.model_copy(update={"path": "owner/name"})) == "owner/name"
+
+
+def test_a_folders_name_is_no_owner_on_the_hub_and_the_hub_is_asked_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:1")
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "cache"))
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    config = run_config(None, ["model.path=models/nope"]).model
+    with pytest.raises(ValueError, match="models/nope does not exist"):
+        model_source(config)
+    for name in ("owner/name", "owner"):
+        unreachable = config.model_copy(update={"path": name})
+        said = f"there is no folder {name} here, and the hub http://127.0.0.1:1 does not answer"
+        with pytest.raises(ValueError, match=said):
+            load_model(unreachable)
+    (tmp_path / "cache" / "models--owner--name").mkdir(parents=True)
+    ask_hub("owner/name")
 
 
 @pytest.fixture(scope="module")

@@ -233,6 +233,10 @@ MISTAKES = (
     ),
     # Evaluation, replay, other commands.
     Mistake("eval openai:http://localhost:1#m", ("--player openai:http://localhost:1#m",)),
+    Mistake(
+        "eval bandit --player openai:http://127.0.0.1:1#m --episodes 2",
+        ("nothing listens at http://127.0.0.1:1", "start the server"),
+    ),
     Mistake("eval --player openai:http://localhost:1", ("names no model", "openai:URL#MODEL")),
     Mistake("eval --player gpt4", ("unknown player 'gpt4'", "players are random")),
     Mistake("eval empty", ("empty is neither a run directory",)),

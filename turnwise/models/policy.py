@@ -28,7 +28,7 @@ from turnwise.models.scoring import (
     token_values,
     trunk_of,
 )
-from turnwise.models.source import model_source
+from turnwise.models.source import ask_hub, model_source
 from turnwise.procs.progress import Progress
 
 
@@ -326,6 +326,7 @@ def load_model(config: ModelConfig, *, path: str | Path | None = None) -> nn.Mod
         raise ValueError(
             "model.path is None: build the embedded model instead (models/embedded.py)"
         )
+    ask_hub(str(where))
     gguf = {"gguf_file": config.gguf_file} if config.gguf_file and path is None else {}
     with quiet(), Progress(f"loading model {where}"):
         try:

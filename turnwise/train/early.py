@@ -4,7 +4,7 @@ from pathlib import Path
 
 from turnwise.config.schema import GROUP_RELATIVE, Config
 from turnwise.log.store import check_new_run
-from turnwise.models.source import model_source
+from turnwise.models.source import ask_hub, model_source
 
 
 def refuse_early(config: Config, *, resume: Path | None = None, writes: bool = True) -> None:
@@ -15,14 +15,17 @@ def refuse_early(config: Config, *, resume: Path | None = None, writes: bool = T
         writes: whether the run makes a run directory.
 
     Raises:
-        ValueError: there is no such model, or the groups are too small to compare.
+        ValueError: there is no such model, the hub does not answer, or the groups are too
+            small to compare.
         RunDirectoryError: the run directory cannot be made.
     """
     if config.train.steps:
         refuse_lone_groups(config, compares_groups=config.algo.name in GROUP_RELATIVE)
     if resume is None:
-        model_source(config.model)
+        source = model_source(config.model)
         if writes:
+            if source is not None:
+                ask_hub(source)
             check_new_run(config.log)
 
 
