@@ -21,6 +21,7 @@ from turnwise.cli.args import (
 from turnwise.config import Config, load_config, run_config, show_config
 
 if TYPE_CHECKING:
+    from turnwise.log.events import Event
     from turnwise.train.trainer import RunResult
 
 STATUS = {"Ctrl-C": 130, "SIGTERM": 143}
@@ -132,39 +133,63 @@ def run_native(config: Config, *, resume: Path | None = None, estimate: bool = F
     mistakes = (RunDirectoryError, TrackerError, ValueError, ImportError, OSError)
     with told_shortly(mistakes):
         refuse_early(config, resume=resume, writes=not estimate)
-    with Progress("loading libraries"):
-        from turnwise.evaluate.evaluation import EvaluationError
-        from turnwise.rollout.proxy import RolloutError
-        from turnwise.train import run
-        from turnwise.train.checkpoint import CheckpointError
-        from turnwise.train.update import TrainingError
-
-    failures = (
-        CheckpointError,
-        TrainingError,
-        RolloutError,
-        EvaluationError,
-        EnvError,
-        GeneratorError,
-        CallbackError,
-    )
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # until training sets its own handler
+    started = _Started(resume)
     try:
+        with Progress("loading libraries"):
+            from turnwise.evaluate.evaluation import EvaluationError
+            from turnwise.log.console import ConsoleSink
+            from turnwise.rollout.proxy import RolloutError
+            from turnwise.train import run
+            from turnwise.train.checkpoint import CheckpointError
+            from turnwise.train.update import TrainingError
+
+        failures = (
+            CheckpointError,
+            TrainingError,
+            RolloutError,
+            EvaluationError,
+            EnvError,
+            GeneratorError,
+            CallbackError,
+        )
+        # Until training sets its own handler.
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
         with told_shortly(mistakes, failures):
             if estimate:
                 for line in _memory(config):
                     print(line)
                 print(run.estimate(config))
                 return
-            result = run.train(config, resume=resume)
+            result = run.train(config, resume=resume, sinks=[ConsoleSink(), started])
     except KeyboardInterrupt:
-        print(
-            "interrupted; `turnwise train --resume RUN` resumes from the last checkpoint, if "
-            "there is one",
-            file=sys.stderr,
-        )
+        print(started.interrupted(), file=sys.stderr)
         raise typer.Exit(130) from None
     _end(result)
+
+
+class _Started:
+    """Hears where the run is, for the message of a run that is interrupted at once."""
+
+    hears_stages = True
+
+    def __init__(self, path: Path | None) -> None:
+        self.path = path
+
+    def handle(self, event: "Event") -> None:
+        from turnwise.log.events import RunStarted
+
+        if isinstance(event, RunStarted):
+            stage = event.path.name == "imitation"  # in the folder of the whole run
+            self.path = event.path.parent if stage else event.path
+
+    def close(self) -> None:
+        """Nothing to release."""
+
+    def interrupted(self) -> str:
+        if self.path is None:
+            return "interrupted; nothing was written yet: start it again"
+        command = f"turnwise train --resume {shlex.quote(str(self.path))}"
+        return f"interrupted; resume from the last full checkpoint with: {command}"
 
 
 def _end(result: "RunResult") -> None:
