@@ -341,6 +341,14 @@ def test_init_refuses_kinds_and_names_that_cannot_be(capsys: pytest.CaptureFixtu
     assert "kinds are game, tools, chat, prompts, project" in capsys.readouterr().err
     command("init", "game", "../x", code=2)
     assert "becomes a Python file" in capsys.readouterr().err
+    for name, says in (
+        ("random", "such as my_random"),
+        ("torch", "would take the place of the Python module 'torch'"),
+        ("class", "is a word of Python's own"),
+        ("none", "is a word of Python's own"),
+    ):
+        command("init", "game", name, code=2)
+        assert says in capsys.readouterr().err
 
 
 def test_completion_knows_commands_keys_and_recipes() -> None:
