@@ -217,6 +217,14 @@ def test_a_task_that_is_played_often_counts_once() -> None:
     assert (found.success.estimate, found.p) == (0.0, 1.0)
 
 
+def test_a_player_without_a_legal_reply_has_no_success() -> None:
+    config = run_config(None, ["env.name=bandit", "rollout.isolation=inline", "env.max_turn=2"])
+    bad = evaluate(config, ScriptedPlayer("bad", lambda situation: "no such arm"), episodes=4)
+    assert {one.status for one in bad.episodes} == {Status.TRUNCATED_TURNS}
+    assert bad.success is not None
+    assert bad.success.estimate == 0.0
+
+
 def test_two_seeds_that_draw_one_row_are_one_task(tmp_path: Path) -> None:
     (tmp_path / "quiz.py").write_text(
         "from turnwise import Rubric, SingleTurnEnv\n\n"

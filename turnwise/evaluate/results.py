@@ -2,7 +2,7 @@
 compares stored runs."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -69,8 +69,13 @@ class EvalResult:
     episodes: tuple[Episode, ...] = field(default=(), repr=False)
 
     @classmethod
-    def of(cls, player: str, episodes: Sequence[Episode]) -> "EvalResult":
+    def of(
+        cls, player: str, episodes: Sequence[Episode], *, speaking: Collection[str] = ()
+    ) -> "EvalResult":
         """The result of these episodes.
+
+        Args:
+            speaking: tags whose environments are known to report success.
 
         Raises:
             EvaluationError: every one of them failed.
@@ -85,7 +90,7 @@ class EvalResult:
                 f"not one of {len(episodes)} episodes of {player} could be played; first error: "
                 f"{first}"
             )
-        judged = successes(played)
+        judged = successes(played, speaking=speaking)
         outcomes = tuple(
             Outcome(
                 task_id=episode.task.id,
