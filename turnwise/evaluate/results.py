@@ -210,10 +210,13 @@ class Comparison:
         what, interval = (
             ("success", self.success) if self.success is not None else ("reward", self.reward)
         )
+        a_is_better = interval.estimate > 0
+        if not a_is_better and self.more is not None:  # the better one's lead is told
+            interval = Interval(estimate=-interval.estimate, low=-interval.high, high=-interval.low)
         facts = f"difference in {what} {interval}, p = {self.p:.2g}"
         if self.more is None:
             return f"{self.a} and {self.b} did equally well on {self.tasks} tasks ({facts})"
-        better, worse = (self.a, self.b) if interval.estimate > 0 else (self.b, self.a)
+        better, worse = (self.a, self.b) if a_is_better else (self.b, self.a)
         if self.more == 0:
             return f"{better} is better than {worse} on {self.tasks} tasks ({facts})"
         return (
