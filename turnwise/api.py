@@ -33,6 +33,7 @@ from turnwise.user_code import name_of
 
 Source = str | os.PathLike[str] | Mapping[str, Any] | Config
 Demonstrations = str | os.PathLike[str] | Callable[[Situation], str]
+OwnCallback = Callback | type[Callback] | str
 
 
 def train(
@@ -44,7 +45,7 @@ def train(
     shaper: str | Callable[..., float] | None = None,
     agent: str | type[Agent] | None = None,
     generator: str | Callable[..., Generator] | None = None,
-    callbacks: Sequence[Callback | type[Callback] | str] = (),
+    callbacks: OwnCallback | Sequence[OwnCallback] = (),
     config: Source | None = None,
     overrides: Mapping[str, Any] | None = None,
     resume: str | os.PathLike[str] | None = None,
@@ -62,7 +63,7 @@ def train(
         shaper: adds to every turn's reward.
         agent: what stands between environment and model.
         generator: makes the generator from `model`, `tokenizer` and `config`.
-        callbacks: objects, classes or names.
+        callbacks: one or several objects, classes or names.
         config: a recipe, a YAML file, a mapping or a Config to start from.
         overrides: settings by dotted key, such as {"train.steps": 20}.
         resume: a run directory to go on with, from its last checkpoint.
@@ -102,7 +103,7 @@ def sft(
     model: str | os.PathLike[str] | None = None,
     *,
     best: bool | int = False,
-    callbacks: Sequence[Callback | type[Callback] | str] = (),
+    callbacks: OwnCallback | Sequence[OwnCallback] = (),
     config: Source | None = None,
     overrides: Mapping[str, Any] | None = None,
     quiet: bool = False,

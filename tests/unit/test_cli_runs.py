@@ -231,6 +231,27 @@ def test_push_writes_a_model_with_its_results(
     assert "from before training" in capsys.readouterr().err
 
 
+def test_the_cards_command_trains_the_same_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("coin.py").write_text(
+        "from turnwise import BaseEnv\n\n\nclass Coin(BaseEnv):\n    instruction = 'Call.'\n"
+        "    actions = ('heads', 'tails')\n\n    def reset(self, seed=None):\n"
+        "        return f'Toss {seed}.'\n\n    def step(self, action):\n"
+        "        return 'Over.', float(action == 'heads'), True, {}\n"
+    )
+    over = {"log.name": "first", "eval.baselines": False}
+    turnwise.train("coin.py:Coin", config=SMALL, overrides=over, quiet=True)
+    command("push", "runs/first", "models/coin")
+    card = Path("models/coin/README.md").read_text()
+    assert "(it has `coin.py`)" in card
+    (line,) = re.findall(r"`turnwise (train .*?)`", card)
+    command(*line.replace("FOLDER", "models/coin").replace("NEW", "second").split())
+    first, second = (Path(f"runs/{name}/metrics.jsonl").read_text() for name in ("first", "second"))
+    assert first == second
+
+
 def test_push_tells_why_a_hub_refuses(
     trained: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -320,6 +341,14 @@ def test_init_refuses_kinds_and_names_that_cannot_be(capsys: pytest.CaptureFixtu
     assert "kinds are game, tools, chat, prompts, project" in capsys.readouterr().err
     command("init", "game", "../x", code=2)
     assert "becomes a Python file" in capsys.readouterr().err
+    for name, says in (
+        ("random", "such as my_random"),
+        ("torch", "would take the place of the Python module 'torch'"),
+        ("class", "is a word of Python's own"),
+        ("none", "is a word of Python's own"),
+    ):
+        command("init", "game", name, code=2)
+        assert says in capsys.readouterr().err
 
 
 def test_completion_knows_commands_keys_and_recipes() -> None:

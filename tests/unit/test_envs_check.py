@@ -3,6 +3,7 @@
 import itertools
 import random
 import threading
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 
 from turnwise.config.schema import EnvConfig, RolloutConfig
 from turnwise.envs.base import BaseEnv
-from turnwise.evaluate.check_env import check_env
+from turnwise.evaluate.check_env import check_beside, check_env
 from turnwise.types import Message, Observation, StepResult, Task
 
 COUNTER = itertools.count()
@@ -212,4 +213,15 @@ def test_a_constructor_that_hangs_is_told() -> None:
     report = check_env(Stuck, seeds=1, limits=RolloutConfig(reset_timeout=0.1))
     assert [(found.check, found.message) for found in report.findings] == [
         ("time", "making it took longer than 0.1 s")
+    ]
+
+
+def test_the_last_words_of_a_process_that_ended_are_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "random.py").write_text("raise SystemError('shadows')\n")
+    monkeypatch.chdir(tmp_path)
+    report = check_beside("bandit", seeds=1, config=EnvConfig(), limits=RolloutConfig())
+    assert [found.message for found in report.findings] == [
+        "the environment ended its process (exit 1): SystemError: shadows"
     ]

@@ -150,7 +150,9 @@ def test_comparisons_by_hand() -> None:
     assert "may be chance" in undecided.verdict()
     settled = compare(result("a", "0" * 12), result("b", "1" * 12))
     assert settled.more == 0
-    assert settled.verdict().startswith("b is better than a")
+    assert settled.verdict().startswith("b is better than a on 12 tasks (difference in success 1.0")
+    mirrored = compare(result("b", "1" * 12), result("a", "0" * 12))
+    assert mirrored.verdict() == settled.verdict()
 
 
 def test_nothing_to_pair_is_refused() -> None:

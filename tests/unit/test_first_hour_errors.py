@@ -17,7 +17,8 @@ from turnwise.envs.gate import raised_at
 from turnwise.evaluate.check_env import check_env
 from turnwise.evaluate.evaluation import EvalResult, compare, evaluate
 from turnwise.evaluate.players import ScriptedPlayer, play_episodes
-from turnwise.models.policy import model_source
+from turnwise.models.policy import load_model
+from turnwise.models.source import ask_hub, model_source
 from turnwise.procs.progress import Progress
 from turnwise.types import Completion, Episode, Status, Task, Turn
 
@@ -58,6 +59,57 @@ def test_check_env_says_what_it_does_while_a_step_sleeps(tmp_path: Path) -> None
     assert "step took longer than 4 s; where it needs longer, raise rollout.step_timeout" in (
         done.stdout
     )
+
+
+WITHOUT_TORCH = """
+import os, sys, threading
+from turnwise.cli.main import main
+
+class Watch:
+    def find_spec(self, name, path=None, target=None):
+        if name == "torch":
+            timers = [one for one in threading.enumerate() if isinstance(one, threading.Timer)]
+            print("loads torch", "and says so" if timers else "in silence", flush=True)
+            os._exit(0)
+
+sys.meta_path.insert(0, Watch())
+main(sys.argv[1:])
+"""
+
+
+def started_without_torch(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    """The command in a new process, which ends where torch would be imported."""
+    command = [sys.executable, "-c", WITHOUT_TORCH, *words]
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True)
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ("train bandit model.path=/no/such/dir", "model.path: /no/such/dir does not exist"),
+        ("train bandit log.name=taken", "choose another log.name"),
+        ("train bandit log.dir=/dev/full", "log.dir=/dev/full: a run cannot be written there"),
+        ("train bandit algo.name=grpo rollout.train.group_size=1", "compares the episodes"),
+        ("train bandit model.path=/no/such/dir --dry-run", "does not exist"),
+        ("train bandit algo.name=grpo rollout.train.group_size=1 --dry-run", "compares"),
+        ("replay nothing.jsonl", "there is no file nothing.jsonl"),
+        ("eval runs/none", "there is no run, checkpoint, model or config at runs/none"),
+    ],
+)
+def test_a_mistake_is_refused_before_torch_is_loaded(words: str, says: str, tmp_path: Path) -> None:
+    (tmp_path / "runs" / "taken").mkdir(parents=True)
+    done = started_without_torch(*words.split(), cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert says in done.stderr
+
+
+@pytest.mark.parametrize(
+    "words",
+    ["train bandit", "push runs/a b", "play bandit", "eval bandit", "rollout bandit --out a.jsonl"],
+)
+def test_a_command_says_that_it_loads_libraries(words: str, tmp_path: Path) -> None:
+    done = started_without_torch(*words.split(), cwd=tmp_path)
+    assert done.stdout == "loads torch and says so\n", done.stderr
 
 
 def test_an_error_is_told_with_the_users_line() -> None:
@@ -165,6 +217,14 @@ def test_a_task_that_is_played_often_counts_once() -> None:
     assert (found.success.estimate, found.p) == (0.0, 1.0)
 
 
+def test_a_player_without_a_legal_reply_has_no_success() -> None:
+    config = run_config(None, ["env.name=bandit", "rollout.isolation=inline", "env.max_turn=2"])
+    bad = evaluate(config, ScriptedPlayer("bad", lambda situation: "no such arm"), episodes=4)
+    assert {one.status for one in bad.episodes} == {Status.TRUNCATED_TURNS}
+    assert bad.success is not None
+    assert bad.success.estimate == 0.0
+
+
 def test_two_seeds_that_draw_one_row_are_one_task(tmp_path: Path) -> None:
     (tmp_path / "quiz.py").write_text(
         "from turnwise import Rubric, SingleTurnEnv\n\n"
@@ -189,6 +249,25 @@ def test_a_mistyped_folder_is_told_without_the_hub(tmp_path: Path) -> None:
             model_source(config)
         assert model_source(config.model_copy(update={"path": "models/qwen"})) == "models/qwen"
         assert model_source(config.model_copy(update={"path": "owner/name"})) == "owner/name"
+
+
+def test_a_folders_name_is_no_owner_on_the_hub_and_the_hub_is_asked_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:1")
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "cache"))
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    config = run_config(None, ["model.path=models/nope"]).model
+    with pytest.raises(ValueError, match="models/nope does not exist"):
+        model_source(config)
+    for name in ("owner/name", "owner"):
+        unreachable = config.model_copy(update={"path": name})
+        said = f"there is no folder {name} here, and the hub http://127.0.0.1:1 does not answer"
+        with pytest.raises(ValueError, match=said):
+            load_model(unreachable)
+    (tmp_path / "cache" / "models--owner--name").mkdir(parents=True)
+    ask_hub("owner/name")
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ from turnwise.cli.main import main
 FILES = {
     "shop.py": """
 import time
-from turnwise import BaseEnv
+from turnwise import BaseEnv, Callback
 
 class Shop(BaseEnv):
     instruction = "Buy it."
@@ -67,6 +67,9 @@ class Silent(BaseEnv):
     def reset(self, seed=None): return "Go."
     def step(self, action): return "Ok.", 1.0, True, {}
 
+class Tells(Callback):
+    def on_start(self, run): {}["nope"]
+
 number = 3
 def wrong(situation): return 7
 def raises(situation): return {}["key"]
@@ -104,9 +107,9 @@ MISTAKES = (
     # The command and its words.
     Mistake("trian", ("No such command 'trian'", "Did you mean 'train'?")),
     Mistake("train frozen_lak", ("neither a file nor a recipe", "did you mean frozen_lake?")),
-    Mistake(
-        "train mine.yaml", ("'mine.yaml' is neither a file nor a recipe", "recipes are bandit")
-    ),
+    Mistake("train mine.yaml", ("there is no file mine.yaml",)),
+    Mistake("train shop.py:Shop", ("is an environment", "write --env.name shop.py:Shop")),
+    Mistake("train shop.py", ("is an environment", "write --env.name shop.py:CLASS")),
     Mistake("train frozen_lake bandit", ("give one recipe or config file",)),
     Mistake("train --train.steps", ("--train.steps: needs a value",)),
     Mistake("train steps 3", ("give one recipe or config file",)),
@@ -192,6 +195,11 @@ MISTAKES = (
     ),
     Mistake(f"train --env.name shop.py:OneText {TINY}", ("write ('buy',)",)),
     Mistake(f"train --env.name shop.py:Silent {TINY}", ("random_action", "model.path")),
+    Mistake(
+        f"train bandit log.callbacks=[shop.py:Tells] train.steps=1 {TINY}",
+        ("error: callback Tells: on_start raised KeyError: 'nope' (shop.py, line 58)",),
+        1,
+    ),
     Mistake("check-env", ("Missing argument 'name'",)),
     Mistake("check-env frozenlak", ("frozenlak", "frozen_lake")),
     Mistake("check-env shop.py:Raises --seeds 1", ("AttributeError", "shop.py, line 19"), 1),
@@ -225,6 +233,10 @@ MISTAKES = (
     ),
     # Evaluation, replay, other commands.
     Mistake("eval openai:http://localhost:1#m", ("--player openai:http://localhost:1#m",)),
+    Mistake(
+        "eval bandit --player openai:http://127.0.0.1:1#m --episodes 2",
+        ("nothing listens at http://127.0.0.1:1", "start the server"),
+    ),
     Mistake("eval --player openai:http://localhost:1", ("names no model", "openai:URL#MODEL")),
     Mistake("eval --player gpt4", ("unknown player 'gpt4'", "players are random")),
     Mistake("eval empty", ("empty is neither a run directory",)),

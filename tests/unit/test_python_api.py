@@ -19,6 +19,7 @@ from turnwise.config.schema import AlgoConfig
 from turnwise.data.batch import collate
 from turnwise.generate.check import check_generator
 from turnwise.generate.scripted import ScriptedGenerator
+from turnwise.log.callbacks import CallbackError
 from turnwise.procs.event_loop import EventLoop
 from turnwise.rollout.agents import Agent, agent_class, find_shaper
 from turnwise.testing.tiny import tiny_tokenizer
@@ -77,8 +78,8 @@ def test_a_callback_ends_a_run_and_a_failing_one_fails_it(tmp_path: Path) -> Non
     assert (result.steps, result.after is not None) == (1, True)
     told = [event["message"] for event in result.reader.events() if event["kind"] == "stopped"]
     assert told == ["a callback ended the run after step 1: enough"]
-    with pytest.raises(KeyError, match="mine"):
-        train(tmp_path / "b", callbacks=[Broken()])
+    with pytest.raises(CallbackError, match=r"Broken: on_turn raised KeyError: 'mine' \(.*line"):
+        train(tmp_path / "b", callbacks=Broken())
     with pytest.raises(ValueError, match=r"derive its class from turnwise\.Callback"):
         train(tmp_path / "c", callbacks=[object()])
 

@@ -113,6 +113,37 @@ def test_stopped_and_resumed_is_equal_to_never_stopped(
     assert traces(folder / "cut/run") == traces(whole)
 
 
+def test_an_interrupted_warm_start_has_written_nothing(
+    folder: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    Path("stop_at").write_text("10 SIGINT")
+    assert run(*WORDS) == 130
+    assert capfd.readouterr().err.endswith("nothing was written yet: start it again\n")
+    assert list(Path("runs").iterdir()) == []
+
+
+def test_a_second_signal_names_the_run(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    Path("twice.py").write_text(
+        "import signal, turnwise\n\n\nclass Twice(turnwise.Callback):\n"
+        "    def on_step(self, step, metrics):\n"
+        "        signal.raise_signal(signal.SIGINT)\n        signal.raise_signal(signal.SIGINT)\n"
+    )
+    assert run(*WORDS, "log.callbacks=[twice.py:Twice]") == 130
+    assert "with: turnwise train --resume runs/run\n" in capfd.readouterr().err
+
+
+def test_ctrl_c_during_the_first_imports_ends_quietly(folder: Path) -> None:
+    program = (
+        "import runpy, signal, sys\n\n\nclass Interrupts:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name == 'pydantic':\n            signal.raise_signal(signal.SIGINT)\n\n\n"
+        "sys.meta_path.insert(0, Interrupts())\n"
+        "runpy.run_module('turnwise', run_name='__main__')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
 def test_a_time_limit_stops_with_a_checkpoint(
     folder: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -58,12 +58,14 @@ def evaluate_command(
 ) -> None:
     """Evaluate a run, a checkpoint, a model or a player: success and reward with 95 % intervals."""
     from turnwise.envs.base import EnvError
-    from turnwise.evaluate.evaluation import EvaluationError, compare, evaluate
-    from turnwise.train.checkpoint import CheckpointError
+    from turnwise.procs.progress import Progress
 
     source = read_source(ctx.args, env=env, player=player, trust=trust)
     if split not in ("val", "train"):
         fail(f"--split is val or train, got {split!r}")
+    with Progress("loading libraries"):
+        from turnwise.evaluate.evaluation import EvaluationError, compare, evaluate
+        from turnwise.train.checkpoint import CheckpointError
     with told_shortly((EvaluationError, ValueError, EnvError, OSError), (CheckpointError,)):
         if against == "thought" and not cut:
             fail("--against thought compares with the thoughts that --without-thought cuts; add it")

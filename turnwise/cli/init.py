@@ -1,6 +1,9 @@
 """`turnwise init KIND [NAME]`: writes a working environment with a test and configs."""
 
 import re
+import sys
+from importlib.metadata import packages_distributions
+from keyword import iskeyword
 from pathlib import Path
 from typing import Annotated
 
@@ -41,6 +44,13 @@ def init(
     if not re.fullmatch(r"[a-z][a-z0-9_]*", file):
         fail(f"{name!r} must be a name in lower case, such as shop: it becomes a Python file")
     class_name = "".join(part.capitalize() for part in file.split("_"))
+    if iskeyword(file) or iskeyword(class_name):
+        fail(f"{file!r} is a word of Python's own, so no file can be imported by it; choose a name")
+    if file in sys.stdlib_module_names or file in packages_distributions():
+        fail(
+            f"{file}.py would take the place of the Python module {file!r}, which other code "
+            f"imports; choose another name, such as my_{file}"
+        )
     if kind == "project":
         folder = folder or Path(file)
         found = project_files(file=file, name=class_name)

@@ -86,10 +86,13 @@ class Person:
 
 def play_game(config: Config, *, seed: int, split: str, as_model: bool) -> "Episode | None":
     """One game on standard input and output; None if the person quit."""
-    from turnwise.evaluate.players import PlayerSpeaker
-    from turnwise.rollout.plan import EpisodePlan
-    from turnwise.rollout.proxy import AgentProxy
-    from turnwise.rollout.speakers import PlayerError
+    from turnwise.procs.progress import Progress
+
+    with Progress("loading libraries"):
+        from turnwise.evaluate.players import PlayerSpeaker
+        from turnwise.rollout.plan import EpisodePlan
+        from turnwise.rollout.proxy import AgentProxy
+        from turnwise.rollout.speakers import PlayerError
 
     env = config.env.model_copy(update={"max_turn": config.env.max_turn or 1000})
     rollout = config.rollout.model_copy(

@@ -29,7 +29,10 @@ def push(
     from turnwise.log.card import model_card
     from turnwise.log.records import RunDirectoryError
     from turnwise.log.store import RunReader
-    from turnwise.train.checkpoint import CheckpointError, latest_checkpoint
+    from turnwise.procs.progress import Progress
+
+    with Progress("loading libraries"):
+        from turnwise.train.checkpoint import CheckpointError, latest_checkpoint
 
     with told_shortly((RunDirectoryError, CheckpointError, OSError)):
         reader = RunReader(run)

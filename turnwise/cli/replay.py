@@ -32,14 +32,16 @@ def replay(
 ) -> None:
     """Replay stored episodes: exit status 0 if observations and rewards match, else 1 and the first
     difference."""
-    from turnwise.evaluate.replay import read_episodes, replay_episodes
     from turnwise.log.records import RunDirectoryError
+    from turnwise.procs.progress import Progress
 
     if not file.is_file():
         fail(
             f"there is no file {file}; episodes are in RUN/episodes or the file of `rollout --out`"
         )
     stored = _config(file, config, trust=trust)
+    with Progress("loading libraries"):
+        from turnwise.evaluate.replay import read_episodes, replay_episodes
     settings, factories = played(Source(config=stored), env=None)
     try:
         episodes = read_episodes(file)

@@ -55,16 +55,18 @@ def rollout(
 ) -> None:
     """Play episodes of a recipe, config, run or model and store them, one JSON object per line."""
     from turnwise.envs.base import EnvError
-    from turnwise.evaluate.player_names import load_player
-    from turnwise.evaluate.players import play_episodes, with_episodes
-    from turnwise.log.metrics import rollout_metrics
-    from turnwise.rollout.proxy import AgentProxy, RolloutError
-    from turnwise.train.checkpoint import CheckpointError
-    from turnwise.train.load_policy import load_policy
+    from turnwise.procs.progress import Progress
 
     source = read_source(ctx.args, env=env, player=player, trust=trust)
     if split not in ("val", "train"):
         fail(f"--split is train or val, got {split!r}")
+    with Progress("loading libraries"):
+        from turnwise.evaluate.player_names import load_player
+        from turnwise.evaluate.players import play_episodes, with_episodes
+        from turnwise.log.metrics import rollout_metrics
+        from turnwise.rollout.proxy import AgentProxy, RolloutError
+        from turnwise.train.checkpoint import CheckpointError
+        from turnwise.train.load_policy import load_policy
     with told_shortly((RolloutError, ValueError, EnvError, OSError), (CheckpointError,)):
         config, factories = played(source, env=env)
         if episodes is not None:

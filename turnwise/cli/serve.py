@@ -31,13 +31,15 @@ def serve(
     Settings may follow, such as --rollout.max_response_tokens 256. The environment variable
     TURNWISE_TOKEN is the API key that clients need.
     """
-    from turnwise.endpoint.policy import PolicyServer
     from turnwise.envs.base import EnvError
-    from turnwise.rollout.proxy import sampling_for
-    from turnwise.train.checkpoint import CheckpointError
-    from turnwise.train.load_policy import load_policy
+    from turnwise.procs.progress import Progress
 
     source = read_source(ctx.args, trust=trust)
+    with Progress("loading libraries"):
+        from turnwise.endpoint.policy import PolicyServer
+        from turnwise.rollout.proxy import sampling_for
+        from turnwise.train.checkpoint import CheckpointError
+        from turnwise.train.load_policy import load_policy
     with told_shortly((ValueError, EnvError, OSError), (CheckpointError,)):
         config = source.config
         policy = load_policy(config, run=source.run, model=source.model, name=source.name)

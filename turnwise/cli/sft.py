@@ -59,7 +59,6 @@ def sft(
     if stored is not None:
         refuse_code(config, stored=stored, trust=trust)
     if dry_run:
-        print(show_config(config), end="")
         show_plan(config)
     elif write is not None:
         _write(config, write)

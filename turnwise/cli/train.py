@@ -21,6 +21,7 @@ from turnwise.cli.args import (
 from turnwise.config import Config, load_config, run_config, show_config
 
 if TYPE_CHECKING:
+    from turnwise.log.events import Event
     from turnwise.train.trainer import RunResult
 
 STATUS = {"Ctrl-C": 130, "SIGTERM": 143}
@@ -65,8 +66,7 @@ def train(
     if stored is not None:
         refuse_code(config, stored=stored, trust=trust)
     if dry_run:
-        print(show_config(config), end="")
-        show_plan(config)
+        show_plan(config, resume=resume)
         return
     cluster = {
         name: value
@@ -83,8 +83,14 @@ def train(
     run_native(config, resume=resume, estimate=estimate)
 
 
-def show_plan(config: Config) -> None:
-    """Prints the memory plan, as comments of the config above it."""
+def show_plan(config: Config, *, resume: Path | None = None) -> None:
+    """Prints the config and the memory plan, as comments below it."""
+    from turnwise.train.early import refuse_early
+
+    if config.backend == "native":
+        with told_shortly((ValueError,)):
+            refuse_early(config, resume=resume, writes=False)
+    print(show_config(config), end="")
     for line in _memory(config):
         print(f"# {line}")
 
@@ -117,44 +123,73 @@ def config_of_run(words: list[str], resume: Path) -> tuple[Config, Path]:
 def run_native(config: Config, *, resume: Path | None = None, estimate: bool = False) -> None:
     """Runs the config in this process, and ends the command with the run's status."""
     from turnwise.envs.base import EnvError
-    from turnwise.evaluate.evaluation import EvaluationError
     from turnwise.generate.base import GeneratorError
+    from turnwise.log.callbacks import CallbackError
     from turnwise.log.records import RunDirectoryError
     from turnwise.log.trackers import TrackerError
     from turnwise.procs.progress import Progress
-    from turnwise.rollout.proxy import RolloutError
-
-    with Progress("loading libraries"):
-        from turnwise.train import run
-    from turnwise.train.checkpoint import CheckpointError
-    from turnwise.train.update import TrainingError
+    from turnwise.train.early import refuse_early
 
     mistakes = (RunDirectoryError, TrackerError, ValueError, ImportError, OSError)
-    failures = (
-        CheckpointError,
-        TrainingError,
-        RolloutError,
-        EvaluationError,
-        EnvError,
-        GeneratorError,
-    )
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # until training sets its own handler
+    with told_shortly(mistakes):
+        refuse_early(config, resume=resume, writes=not estimate)
+    started = _Started(resume)
     try:
+        with Progress("loading libraries"):
+            from turnwise.evaluate.evaluation import EvaluationError
+            from turnwise.log.console import ConsoleSink
+            from turnwise.rollout.proxy import RolloutError
+            from turnwise.train import run
+            from turnwise.train.checkpoint import CheckpointError
+            from turnwise.train.update import TrainingError
+
+        failures = (
+            CheckpointError,
+            TrainingError,
+            RolloutError,
+            EvaluationError,
+            EnvError,
+            GeneratorError,
+            CallbackError,
+        )
+        # Until training sets its own handler.
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
         with told_shortly(mistakes, failures):
             if estimate:
                 for line in _memory(config):
                     print(line)
                 print(run.estimate(config))
                 return
-            result = run.train(config, resume=resume)
+            result = run.train(config, resume=resume, sinks=[ConsoleSink(), started])
     except KeyboardInterrupt:
-        print(
-            "interrupted; `turnwise train --resume RUN` resumes from the last checkpoint, if "
-            "there is one",
-            file=sys.stderr,
-        )
+        print(started.interrupted(), file=sys.stderr)
         raise typer.Exit(130) from None
     _end(result)
+
+
+class _Started:
+    """Hears where the run is, for the message of a run that is interrupted at once."""
+
+    hears_stages = True
+
+    def __init__(self, path: Path | None) -> None:
+        self.path = path
+
+    def handle(self, event: "Event") -> None:
+        from turnwise.log.events import RunStarted
+
+        if isinstance(event, RunStarted):
+            stage = event.path.name == "imitation"  # in the folder of the whole run
+            self.path = event.path.parent if stage else event.path
+
+    def close(self) -> None:
+        """Nothing to release."""
+
+    def interrupted(self) -> str:
+        if self.path is None:
+            return "interrupted; nothing was written yet: start it again"
+        command = f"turnwise train --resume {shlex.quote(str(self.path))}"
+        return f"interrupted; resume from the last full checkpoint with: {command}"
 
 
 def _end(result: "RunResult") -> None:

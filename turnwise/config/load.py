@@ -1,6 +1,7 @@
 """Loads a Config from a file, a recipe or a mapping, plus dotted overrides. Reports all problems at
 once."""
 
+import re
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -178,6 +179,9 @@ def _layers(source: str | Path | Mapping[str, Any] | None) -> list[_Layer]:
 def _read(source: str | Path, folder: Path, chain: tuple[str, ...]) -> list[_Layer]:
     """The layers of a file or recipe; the ones that it extends come first."""
     name, path = str(source), folder / source
+    if path.suffix == ".py" or (re.fullmatch(r".+:\w+", name) and not path.is_file()):
+        env = f"{name}:CLASS" if path.suffix == ".py" else name
+        raise ConfigError([f"{name!r} is an environment, not a config; write --env.name {env}"])
     if path.is_file():
         try:
             origin, text, inside = name, read_text(path), path.parent
@@ -191,6 +195,8 @@ def _read(source: str | Path, folder: Path, chain: tuple[str, ...]) -> list[_Lay
             folder,
         )
         identity = f"recipe:{name}"
+    elif path.suffix in (".yaml", ".yml"):
+        raise ConfigError([f"there is no file {name}"])
     else:
         guess = nearest(name, recipes)
         hint = f"did you mean {guess}?" if guess else f"recipes are {', '.join(recipes)}"

@@ -5,12 +5,15 @@ import json
 import os
 import random
 import socket
+import subprocess
+import sys
+import threading
 from collections.abc import Callable, Generator
 from concurrent.futures import TimeoutError as FutureTimeout
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from random import Random
-from typing import Literal, TypeVar
+from typing import IO, Literal, TypeVar
 
 import numpy as np
 
@@ -30,6 +33,8 @@ from turnwise.types import Json, Message, Observation, StepResult, Task
 Replies = Callable[[Env, Random], str]
 T = TypeVar("T")
 MAX_TURNS = 100
+RELAY_SECONDS = 5.0
+"""For the last words of a process that has ended."""
 GARBAGE = (
     "",
     " \n\t ",
@@ -477,7 +482,11 @@ def check_beside(name: str, *, seeds: int, config: EnvConfig, limits: RolloutCon
     Raises:
         ValueError: the environment cannot be made at all.
     """
-    process, sock = start_beside("turnwise.evaluate.check_env")
+    process, sock = start_beside("turnwise.evaluate.check_env", stderr=subprocess.PIPE)
+    said: list[str] = []
+    assert process.stderr is not None
+    relay = threading.Thread(target=_relay, args=(process.stderr, said), daemon=True)
+    relay.start()
     settings = {"config": config.model_dump(mode="json"), "limits": limits.model_dump(mode="json")}
     try:
         send_frame(sock, json.dumps({"name": name, "seeds": seeds, **settings}).encode())
@@ -486,17 +495,27 @@ def check_beside(name: str, *, seeds: int, config: EnvConfig, limits: RolloutCon
         code = process.wait()
     finally:
         stop(process)
+    relay.join(RELAY_SECONDS)
     if answer is None:
         found = Finding(
             check="process",
             severity="error",
-            message=f"the environment ended its process (exit {code})",
+            message=f"the environment ended its process (exit {code})" + "".join(said[-1:]),
         )
         return EnvReport(name=name, seeds=seeds, episodes=0, noisy=False, findings=(found,))
     data = json.loads(answer)
     if "refused" in data:
         raise ValueError(data["refused"])
     return EnvReport(findings=tuple(Finding(**finding) for finding in data.pop("findings")), **data)
+
+
+def _relay(pipe: IO[bytes], said: list[str]) -> None:
+    """Prints what the process writes to its standard error, and keeps its last words."""
+    for raw in pipe:
+        line = raw.decode(errors="replace")
+        print(line, end="", file=sys.stderr, flush=True)
+        if line.strip() and not line.startswith("... "):  # a line of Progress
+            said[:] = [f": {line.strip()}"]
 
 
 def main(arguments: list[str]) -> None:

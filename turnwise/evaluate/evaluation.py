@@ -1,16 +1,23 @@
 """Evaluation of a player on held-out tasks, with confidence intervals and paired comparisons."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from turnwise.config.schema import Config
 from turnwise.envs.base import EnvFactory
-from turnwise.evaluate.players import Player, player_proxy, with_episodes
+from turnwise.evaluate.players import (
+    Player,
+    RandomPlayer,
+    play_episodes,
+    player_proxy,
+    with_episodes,
+)
 from turnwise.evaluate.results import Comparison, EvalResult, EvaluationError, Outcome, compare
 from turnwise.generate.base import Generator
 from turnwise.rollout.proxy import AgentProxy
-from turnwise.types import Episode
+from turnwise.rollout.speakers import PlayerError
+from turnwise.types import Episode, Status
 
 __all__ = [
     "Comparison",
@@ -21,6 +28,9 @@ __all__ = [
     "compare",
     "evaluate",
 ]
+
+PROBES = 8
+"""Episodes per tag of the random player that tell whether an environment reports success."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -66,6 +76,34 @@ def evaluate(
     else:
         proxy = player_proxy(config, player, split=split, factories=factories)
     try:
-        return EvalResult.of(player.name, proxy.play_all(step, on_episode=on_episode))
+        played = proxy.play_all(step, on_episode=on_episode)
     finally:
         proxy.close()
+    speaking = _speaking(config, played, split=split, step=step, factories=factories)
+    return EvalResult.of(player.name, played, speaking=speaking)
+
+
+def _speaking(
+    config: Config,
+    played: Sequence[Episode],
+    *,
+    split: str,
+    step: int,
+    factories: Mapping[str, EnvFactory] | None,
+) -> set[str]:
+    """Tags whose environments report success to a random player. It plays only where a tag's
+    episodes neither ended by themselves nor heard of success: a player without legal replies has
+    no success, and an environment that never reports any looks alike.
+    """
+    known = {one.tag for one in played if one.success is not None or one.status is Status.COMPLETED}
+    silent = {one.tag for one in played if not one.status.failed} - known
+    if not silent:
+        return set()
+    count = PROBES * len({one.tag for one in played})
+    try:
+        probes = play_episodes(
+            config, RandomPlayer(), episodes=count, split=split, step=step, factories=factories
+        )
+    except PlayerError:  # there are no random replies: nothing is known
+        return set()
+    return silent & {one.tag for one in probes if one.success is not None}

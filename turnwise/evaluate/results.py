@@ -2,7 +2,7 @@
 compares stored runs."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -69,8 +69,13 @@ class EvalResult:
     episodes: tuple[Episode, ...] = field(default=(), repr=False)
 
     @classmethod
-    def of(cls, player: str, episodes: Sequence[Episode]) -> "EvalResult":
+    def of(
+        cls, player: str, episodes: Sequence[Episode], *, speaking: Collection[str] = ()
+    ) -> "EvalResult":
         """The result of these episodes.
+
+        Args:
+            speaking: tags whose environments are known to report success.
 
         Raises:
             EvaluationError: every one of them failed.
@@ -85,7 +90,7 @@ class EvalResult:
                 f"not one of {len(episodes)} episodes of {player} could be played; first error: "
                 f"{first}"
             )
-        judged = successes(played)
+        judged = successes(played, speaking=speaking)
         outcomes = tuple(
             Outcome(
                 task_id=episode.task.id,
@@ -205,10 +210,13 @@ class Comparison:
         what, interval = (
             ("success", self.success) if self.success is not None else ("reward", self.reward)
         )
+        a_is_better = interval.estimate > 0
+        if not a_is_better and self.more is not None:  # the better one's lead is told
+            interval = Interval(estimate=-interval.estimate, low=-interval.high, high=-interval.low)
         facts = f"difference in {what} {interval}, p = {self.p:.2g}"
         if self.more is None:
             return f"{self.a} and {self.b} did equally well on {self.tasks} tasks ({facts})"
-        better, worse = (self.a, self.b) if interval.estimate > 0 else (self.b, self.a)
+        better, worse = (self.a, self.b) if a_is_better else (self.b, self.a)
         if self.more == 0:
             return f"{better} is better than {worse} on {self.tasks} tasks ({facts})"
         return (

@@ -48,7 +48,8 @@ class ChatClient:
         model: the name that the server knows.
         api_key: sent as a bearer token where given.
         timeout: seconds for one attempt.
-        retries: further attempts after a refused connection, a timeout, 429 or 5xx.
+        retries: further attempts after a lost connection, a timeout, 429 or 5xx. A connection that
+            is refused before the server has ever answered is not tried again.
         backoff: seconds before the first retry; doubled for each further one, unless the server
             names a time.
 
@@ -80,6 +81,7 @@ class ChatClient:
         self._retries = retries
         self._backoff = backoff
         self._telling: list[dict[str, Json]] = []
+        self._answered = False
 
     def body(
         self,
@@ -160,8 +162,14 @@ class ChatClient:
             try:
                 status, headers, text = await asyncio.to_thread(self._post, body)
             except (OSError, http.client.HTTPException) as error:
+                if isinstance(error, ConnectionRefusedError) and not self._answered:
+                    raise GeneratorError(
+                        f"nothing listens at {self._where()} (connection refused); start the "
+                        "server, or correct the address"
+                    ) from error
                 problem, wait = repr(error), None
             else:
+                self._answered = True
                 if status == 200:
                     return text
                 problem, wait = f"status {status}: {text[:300]}", _retry_after(headers)

@@ -1,7 +1,8 @@
 """Callback: a user's own code, called per turn, episode, step, evaluation and checkpoint."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import cast
 
 from turnwise.log.events import (
     CheckpointSaved,
@@ -14,11 +15,15 @@ from turnwise.log.events import (
     TurnDone,
 )
 from turnwise.types import Episode, Turn
-from turnwise.user_code import find_part
+from turnwise.user_code import find_part, line_of
 
 
 class StopTraining(Exception):
     """Raised in `on_step`: the run ends after this step, as after its last one."""
+
+
+class CallbackError(RuntimeError):
+    """A user's callback raised; the message names the method, and the file and line."""
 
 
 class Callback:
@@ -55,6 +60,17 @@ class Callback:
         """The run is over, was interrupted, or failed."""
 
 
+_METHODS: dict[type, str] = {
+    RunStarted: "on_start",
+    TurnDone: "on_turn",
+    EpisodeDone: "on_episode",
+    StepDone: "on_step",
+    Evaluated: "on_evaluation",
+    CheckpointSaved: "on_checkpoint",
+    RunEnded: "on_end",
+}
+
+
 class CallbackSink:
     """Adapts a Callback to a Sink."""
 
@@ -65,6 +81,17 @@ class CallbackSink:
         self.hears_episodes = own.on_episode is not Callback.on_episode
 
     def handle(self, event: Event) -> None:
+        try:
+            self._tell(event)
+        except StopTraining:
+            raise
+        except Exception as error:
+            raise CallbackError(
+                f"callback {type(self.callback).__name__}: {_METHODS[type(event)]} raised "
+                f"{type(error).__name__}: {error}{line_of(error)}"
+            ) from error
+
+    def _tell(self, event: Event) -> None:
         to = self.callback
         match event:
             case RunStarted():
@@ -88,14 +115,16 @@ class CallbackSink:
         """Nothing to release: a callback that holds something releases it in `on_end`."""
 
 
-def callback_sinks(callbacks: Sequence[object]) -> list[CallbackSink]:
-    """The callbacks as sinks: objects, classes, or names (registered, or file.py:Class).
+def callback_sinks(callbacks: object) -> list[CallbackSink]:
+    """The callbacks as sinks: one or several objects, classes, or names (registered, or
+    file.py:Class).
 
     Raises:
         ValueError: one of them is no callback.
     """
+    several = isinstance(callbacks, Iterable) and not isinstance(callbacks, Callback | type | str)
     found: list[CallbackSink] = []
-    for given in callbacks:
+    for given in cast("Iterable[object]", callbacks) if several else (callbacks,):
         part = find_part("callback", given) if isinstance(given, str) else given
         made = part() if isinstance(part, type) else part
         if not isinstance(made, Callback):

@@ -1,7 +1,9 @@
 """A model card: what a run trained, on what, and how far it got."""
 
 from collections.abc import Sequence
+from pathlib import Path
 
+from turnwise.config.schema import Config
 from turnwise.log.doctor import diagnose, read_chart
 from turnwise.log.events import Evaluated
 from turnwise.log.outcome import steps_done, stored_outcome
@@ -45,11 +47,18 @@ def model_card(run: RunReader, *, name: str) -> str:
         'tokenizer = AutoTokenizer.from_pretrained(".")',
         "```",
         "",
-        "`config.yaml` beside the weights is the run's config: `turnwise train config.yaml` trains "
-        "the same again.",
+        "`config.yaml` beside the weights is the run's config. In the folder where the run was "
+        f"started{_with_files(config)}, `turnwise train FOLDER/config.yaml log.name=NEW` trains "
+        "the same again; FOLDER is the folder of this card.",
         "",
     ]
     return "\n".join(lines)
+
+
+def _with_files(config: Config) -> str:
+    """The environment's file, which the config names relative to that folder."""
+    file = Path(config.env.name.rpartition(":")[0])
+    return f" (it has `{file}`)" if file.suffix == ".py" and not file.is_absolute() else ""
 
 
 def _results(found: Sequence[Evaluated]) -> list[str]:

@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from turnwise.data.samples import contexts
 from turnwise.types import Episode, Status
@@ -46,24 +46,31 @@ def rollout_timings(episodes: Sequence[Episode]) -> dict[str, float]:
     }
 
 
-def successes(episodes: Sequence[Episode]) -> list[bool | None]:
+def successes(episodes: Sequence[Episode], *, speaking: Collection[str] = ()) -> list[bool | None]:
     """Success of each episode, None if its environment does not report success."""
-    return judged([(episode.tag, episode.success) for episode in episodes])
+    return judged([(episode.tag, episode.success) for episode in episodes], speaking=speaking)
 
 
-def judged(said: Sequence[tuple[str, bool | None]]) -> list[bool | None]:
+def judged(
+    said: Sequence[tuple[str, bool | None]], *, speaking: Collection[str] = ()
+) -> list[bool | None]:
     """Whether each episode succeeded, from its tag and what its environment said of success.
 
     Success is reported by `step`, so an episode without a legal reply has no report. If other
     episodes of its tag have one, it counts as failed: leaving it out would flatter a policy that
     cannot write a reply.
 
+    Args:
+        speaking: tags whose environments are known to report success, from other episodes.
+
     Example:
         >>> judged([("lake", True), ("lake", None), ("chat", None)])
         [True, False, None]
+        >>> judged([("lake", None)], speaking={"lake"})
+        [False]
     """
-    speaking = {tag for tag, success in said if success is not None}
-    return [False if success is None and tag in speaking else success for tag, success in said]
+    heard = {*speaking, *(tag for tag, success in said if success is not None)}
+    return [False if success is None and tag in heard else success for tag, success in said]
 
 
 ONE_REPLY = 0.95

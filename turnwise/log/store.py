@@ -22,6 +22,7 @@ import json
 import math
 import os
 import re
+import tempfile
 import time
 import weakref
 from collections.abc import Callable, Generator, Iterable, Mapping
@@ -196,6 +197,7 @@ class RunDirectory(RunReader):
         Without a name in the config, a free one is made from `default_name`; a name that is taken
         is refused.
         """
+        check_new_run(log)
         root = Path(log.dir)
         root.mkdir(parents=True, exist_ok=True)
         path = _new_folder(root, log.name, default_name)
@@ -479,6 +481,33 @@ def _size_up_to(path: Path, step: int) -> int:
     return sum(len(line) + 1 for line in content.split(b"\n")[:kept])
 
 
+def check_new_run(log: LogConfig) -> None:
+    """Makes nothing.
+
+    Raises:
+        RunDirectoryError: a new run directory cannot be made with these settings.
+    """
+    root = Path(log.dir)
+    try:
+        if log.name is not None and (root / log.name).exists():
+            raise _already_there(root / log.name)
+        there = next(folder for folder in (root, *root.parents) if folder.exists())
+        with tempfile.TemporaryDirectory(prefix=".turnwise-", dir=there):
+            pass
+    except OSError as error:
+        raise RunDirectoryError(
+            f"log.dir={log.dir}: a run cannot be written there ({error.strerror}); set log.dir to "
+            "a folder that you may write to"
+        ) from error
+
+
+def _already_there(path: Path) -> RunDirectoryError:
+    return RunDirectoryError(
+        f"{path} exists: a run never writes over another; choose another log.name, remove it, or "
+        f"go on with `turnwise train --resume {path}`"
+    )
+
+
 def _new_folder(root: Path, name: str | None, default: str) -> Path:
     for number in range(1, 100_000):
         path = root / (name or (default if number == 1 else f"{default}-{number}"))
@@ -486,11 +515,7 @@ def _new_folder(root: Path, name: str | None, default: str) -> Path:
             path.mkdir()
         except FileExistsError:
             if name is not None:
-                raise RunDirectoryError(
-                    f"{path} exists: a run never writes over another; choose another log.name, "
-                    "remove it, or go on "
-                    f"with `turnwise train --resume {path}`"
-                ) from None
+                raise _already_there(path) from None
         else:
             return path
     raise RunDirectoryError(f"{root} is full of runs named {default}; set log.name")

@@ -16,8 +16,9 @@ from torch import nn
 
 from turnwise.algos.algorithm import Algorithm
 from turnwise.config.schema import Config, ModelConfig
-from turnwise.models.policy import Precision, model_source
+from turnwise.models.policy import Precision
 from turnwise.models.scoring import CHUNK_BYTES, CHUNK_ELEMENTS, CUDA_CHUNK_ELEMENTS
+from turnwise.models.source import ask_hub, model_source
 
 MAX_TOKENS = 65536
 """Upper limit of the micro-batch size; smaller ones already keep the device busy."""
@@ -301,10 +302,10 @@ def meta_model(config: ModelConfig) -> nn.Module:
     """The model's modules without their weights."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
+    source = str(model_source(config))
+    ask_hub(source)
     gguf = {"gguf_file": config.gguf_file} if config.gguf_file else {}
-    found = AutoConfig.from_pretrained(
-        str(model_source(config)), trust_remote_code=config.trust_remote_code, **gguf
-    )
+    found = AutoConfig.from_pretrained(source, trust_remote_code=config.trust_remote_code, **gguf)
     with torch.device("meta"):
         return AutoModelForCausalLM.from_config(found, trust_remote_code=config.trust_remote_code)
 

@@ -3,11 +3,9 @@
 reference."""
 
 import copy
-import re
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, cast
 
@@ -30,6 +28,7 @@ from turnwise.models.scoring import (
     token_values,
     trunk_of,
 )
+from turnwise.models.source import ask_hub, model_source
 from turnwise.procs.progress import Progress
 
 
@@ -317,42 +316,6 @@ def set_template(tokenizer: Any, config: ModelConfig) -> None:
     tokenizer.chat_template = with_arguments(template, config.chat_template_args)
 
 
-def model_source(config: ModelConfig) -> str | None:
-    """The config's model: a folder, or a name of the hub; None: the embedded one.
-
-    Raises:
-        ValueError: it is written as a path, and no model is there.
-    """
-    path = config.path
-    if path is None:
-        return None
-    here = Path(path).expanduser()
-    if here.is_dir():
-        known = ("config.json", "adapter_config.json", config.gguf_file or "config.json")
-        if not any((here / name).is_file() for name in known):
-            raise ValueError(
-                f"model.path: {path} has no config.json; give the folder that save_pretrained "
-                "wrote (of a run, checkpoints/STEP/model)"
-            )
-        return path
-    # The hub's names are NAME or OWNER/NAME; where OWNER is a folder here, a path was meant.
-    named = re.fullmatch(r"(?:[\w.-]+/)?[\w.-]+", path) and not path.startswith(".")
-    near = get_close_matches(here.name, _folders(here.parent), n=1)
-    local = here.parent.is_dir() if "/" in path else bool(near)
-    if here.exists() or not named or local:
-        what = "is no folder" if here.exists() else "does not exist"
-        hint = f" (did you mean {here.parent / near[0]}?)" if near else ""
-        raise ValueError(
-            f"model.path: {path} {what}{hint}; give a folder with config.json, or OWNER/NAME of "
-            "the Hugging Face hub"
-        )
-    return path
-
-
-def _folders(path: Path) -> list[str]:
-    return [entry.name for entry in path.iterdir() if entry.is_dir()] if path.is_dir() else []
-
-
 def load_model(config: ModelConfig, *, path: str | Path | None = None) -> nn.Module:
     """The causal model at `path` (default: the config's), float32, without dropout. LoRA is added
     by `add_lora`."""
@@ -363,6 +326,7 @@ def load_model(config: ModelConfig, *, path: str | Path | None = None) -> nn.Mod
         raise ValueError(
             "model.path is None: build the embedded model instead (models/embedded.py)"
         )
+    ask_hub(str(where))
     gguf = {"gguf_file": config.gguf_file} if config.gguf_file and path is None else {}
     with quiet(), Progress(f"loading model {where}"):
         try:

@@ -13,13 +13,17 @@ STOP_SECONDS = 20.0
 
 
 def start_beside(
-    module: str, *arguments: str, sockets: Sequence[socket.socket] = ()
+    module: str,
+    *arguments: str,
+    sockets: Sequence[socket.socket] = (),
+    stderr: int | None = None,
 ) -> tuple["subprocess.Popen[bytes]", socket.socket]:
     """(a process that runs MODULE.main([FD, *ARGUMENTS]), our end of a socket whose other end is
     its descriptor FD). It also gets `sockets`, under the descriptors that they have here.
 
     It ends with this process, and its own children end with it (procs/child.py). It has no access
-    to our standard input and output, and its libraries use one thread.
+    to our standard input and output, and its libraries use one thread. Its standard error is ours,
+    or `stderr` as subprocess.Popen takes it.
     """
     ours, theirs = socket.socketpair()
     process = subprocess.Popen(
@@ -27,6 +31,7 @@ def start_beside(
         pass_fds=[theirs.fileno(), *(other.fileno() for other in sockets)],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
+        stderr=stderr,
         process_group=0,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )

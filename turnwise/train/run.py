@@ -31,7 +31,7 @@ def train(
     resume: Path | None = None,
     sinks: Sequence[Sink] | None = None,
     trust: bool = False,
-    callbacks: Sequence[object] = (),
+    callbacks: object = (),
 ) -> RunResult:
     """Trains to the end and returns the result.
 
@@ -40,11 +40,12 @@ def train(
         resume: a run directory to resume, from its last valid checkpoint.
         sinks: receivers of progress events. None: the console.
         trust: load the code that the config of a resumed run names, even if another user made it.
-        callbacks: the user's own, besides those that the config names.
+        callbacks: the user's own, one or several, besides those that the config names.
 
     Raises:
         ValueError: the config contradicts itself, the machine, or the run that is resumed.
         TrainingError: training cannot go on; the last checkpoint is intact.
+        CallbackError: a callback raised.
     """
     if config is None:
         if resume is None:
@@ -59,7 +60,8 @@ def train(
         *([ConsoleSink()] if sinks is None else sinks),
         *make_trackers(config.log),
         *([ReportSink()] if config.log.report else []),
-        *callback_sinks([*config.log.callbacks, *callbacks]),
+        *callback_sinks(config.log.callbacks),
+        *callback_sinks(callbacks),
     ]
     if config.train.steps == 0:
         return SftTrainer(config, resume=resume, sinks=listeners).fit()

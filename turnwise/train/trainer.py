@@ -33,6 +33,7 @@ from turnwise.rollout.speakers import PlayerError
 from turnwise.seeding import derive_seed
 from turnwise.train.base import RunResult, RunTrainer, open_run, refuse_another
 from turnwise.train.checkpoint import Checkpoint
+from turnwise.train.early import refuse_lone_groups
 from turnwise.train.generators import make_generator
 from turnwise.train.networks import (
     build_policy,
@@ -338,9 +339,4 @@ def _refuse_early(config: Config, algorithm: Algorithm) -> None:
     device = Precision.choose(config.model.dtype, device=config.train.device).device
     if config.train.compile and device.type != "cuda":
         raise ValueError("train.compile is for CUDA; on the CPU set it to false")
-    alone = config.rollout.train.group_size == 1 and algorithm.singleton == "error"
-    if algorithm.compares_groups and alone:
-        raise ValueError(
-            f"rollout.train.group_size=1: algo.name={config.algo.name!r} compares the episodes of "
-            "a group; raise it, as in rollout.train.group_size=8, or set algo.singleton: zero"
-        )
+    refuse_lone_groups(config, compares_groups=algorithm.compares_groups)
