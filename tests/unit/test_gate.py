@@ -22,7 +22,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rollout_parts import CountEnv, config_for, says
 
-from turnwise.config.schema import EnvConfig, FormatConfig
+from turnwise.config.schema import Config, EnvConfig, FormatConfig
 from turnwise.data.batch import collate
 from turnwise.data.samples import episode_to_samples
 from turnwise.envs.base import EnvError
@@ -42,6 +42,8 @@ from turnwise.envs.gate import (
 from turnwise.envs.messages import MultiTurnEnv
 from turnwise.envs.rubric import Rubric
 from turnwise.envs.tools.calls import make_tool, parse_tool_calls, run_tool
+from turnwise.evaluate.baselines import find_baselines
+from turnwise.evaluate.players import RandomPlayer
 from turnwise.procs.coroutines import run_sync
 from turnwise.procs.interrupts import (
     count_interrupt,
@@ -54,6 +56,8 @@ from turnwise.rollout.proxy import AgentProxy
 from turnwise.rollout.sync import SyncMultiTurnRollout
 from turnwise.serve.client import RemoteEnv
 from turnwise.testing.tiny import tiny_tokenizer
+from turnwise.train.setup import choose_setting
+from turnwise.train.sources import play_tasks
 from turnwise.types import (
     Call,
     Completion,
@@ -65,6 +69,7 @@ from turnwise.types import (
     Task,
     ToolCall,
 )
+from turnwise.user_code import name_of
 
 
 class Rude:
@@ -737,3 +742,24 @@ def test_another_signal_interrupts_where_ctrl_c_is_ignored() -> None:
         assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
     finally:
         signal.signal(signal.SIGINT, found)
+
+
+def test_an_environment_that_exits_when_it_is_closed_ends_no_command() -> None:
+    """Environments that are made only to be asked something, then closed."""
+
+    class Leaves(CountEnv):
+        def hint(self, what: str, seed: int) -> Any:
+            return "go" if what != "actions" else ["go"]
+
+        def close(self) -> None:
+            sys.exit(5)
+
+    name = name_of(Leaves)
+    config = Config(
+        env=EnvConfig(name=name, format=FormatConfig(style="raw")),
+        rollout=config_for(tags=()).rollout,
+    )
+    assert choose_setting(config).config.env.name == name
+    assert [found.label for found in find_baselines(config)][:1] == ["random player"]
+    tasks: dict[str, Any] = {"count": 2, "purpose": "test", "task_seed": lambda number: number}
+    assert len(play_tasks(config, RandomPlayer(), name, config.env, **tasks)) == 2

@@ -8,6 +8,7 @@ other violations of the contract raise an EnvError that names the rule.
 """
 
 import json
+import logging
 import math
 import os
 import reprlib
@@ -16,7 +17,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import Any, TypeVar, cast, get_args
 
-from turnwise.envs.base import EnvError, EnvTimeoutError
+from turnwise.envs.base import Env, EnvError, EnvTimeoutError
 from turnwise.procs.forks import end_fork
 from turnwise.procs.interrupts import from_the_user, interrupts
 from turnwise.procs.threads import SideThread
@@ -34,6 +35,7 @@ from turnwise.types import (
 )
 from turnwise.user_code import line_of
 
+logger = logging.getLogger(__name__)
 T = TypeVar("T")
 ROLES = frozenset[str](get_args(Role))
 MAX_REWARD = 1e12
@@ -90,6 +92,14 @@ def ask_within(what: str, function: Callable[[], T], *, thread: SideThread, limi
         return thread.call(lambda: ask(what, function), limit)
     except TimeoutError:
         raise EnvTimeoutError(f"{what} took longer than {limit:g} s") from None
+
+
+def close_quietly(env: Env) -> None:
+    """Closes an environment whose work is done. A failure is logged."""
+    try:
+        ask("close", env.close)
+    except EnvError as error:
+        logger.warning("closing an environment failed: %s", error)
 
 
 def describe(error: BaseException) -> str:
