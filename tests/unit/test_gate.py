@@ -44,6 +44,7 @@ from turnwise.envs.rubric import Rubric
 from turnwise.envs.tools.calls import make_tool, parse_tool_calls, run_tool
 from turnwise.evaluate.baselines import find_baselines
 from turnwise.evaluate.players import RandomPlayer
+from turnwise.isolation.worker import handle
 from turnwise.procs.coroutines import run_sync
 from turnwise.procs.interrupts import (
     count_interrupt,
@@ -763,3 +764,49 @@ def test_an_environment_that_exits_when_it_is_closed_ends_no_command() -> None:
     assert [found.label for found in find_baselines(config)][:1] == ["random player"]
     tasks: dict[str, Any] = {"count": 2, "purpose": "test", "task_seed": lambda number: number}
     assert len(play_tasks(config, RandomPlayer(), name, config.env, **tasks)) == 2
+
+
+class NamelessType(type):
+    @property
+    def __name__(cls) -> str:  # pyright: ignore
+        raise SystemExit("no name")
+
+
+class NamelessError(Exception, metaclass=NamelessType):
+    pass
+
+
+class TracelessError(Exception):
+    @property
+    def __traceback__(self) -> Any:  # pyright: ignore
+        raise SystemExit("no traceback")
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [(NamelessError("why"), "NamelessError: why"), (TracelessError("why"), "TracelessError: why")],
+)
+def test_the_class_of_an_error_runs_no_code(error: Exception, told: str) -> None:
+    def fails() -> None:
+        raise error
+
+    with pytest.raises(EnvError, match=f"step raised {told}"):
+        ask("step", fails)
+
+
+def test_an_error_is_told_where_the_folder_is_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    tmp_path.rmdir()
+    with pytest.raises(EnvError, match=r"step raised KeyError: 'why' \(.*test_gate\.py, line"):
+        ask("step", lambda: {}["why"])
+
+
+def test_a_worker_tells_an_error_with_a_cause_that_was_not_raised() -> None:
+    class Chained(CountEnv):
+        def step(self, message: Message) -> StepResult:
+            raise EnvError("why") from ValueError()
+
+    request = {"op": "step", "id": 0, "message": Message(role="assistant", content="").to_json()}
+    assert handle({0: Chained()}, request)["error"].startswith("why (test_gate.py:")

@@ -109,7 +109,7 @@ def describe(error: BaseException) -> str:
         >>> describe(ValueError("half a sign: \\ud83c"))
         'ValueError: half a sign: \\ufffd'
     """
-    return f"{type(error).__name__}: {words(error)}".removesuffix(": ")
+    return f"{_name(error)}: {words(error)}".removesuffix(": ")
 
 
 def raised_at(error: BaseException) -> str:
@@ -119,7 +119,16 @@ def raised_at(error: BaseException) -> str:
         >>> raised_at(KeyError("side"))
         "KeyError: 'side'"
     """
-    return describe(error) + clean_text(line_of(error))
+    try:
+        line = clean_text(line_of(error))
+    except BaseException:  # foreign code: the error's class may define anything
+        line = ""
+    return describe(error) + line
+
+
+def _name(value: object) -> str:
+    """The name of the value's class, whatever its metaclass says."""
+    return clean_text(type.__dict__["__name__"].__get__(type(value)))
 
 
 def words(value: object) -> str:
@@ -127,7 +136,7 @@ def words(value: object) -> str:
     try:
         text = clean_text(str(value))
     except BaseException as failure:
-        text = f"<{type(value).__name__} whose text raised {type(failure).__name__}>"
+        text = f"<{_name(value)} whose text raised {_name(failure)}>"
     return text if len(text) <= MAX_ERROR else text[: MAX_ERROR - 6] + " [cut]"
 
 
@@ -136,7 +145,7 @@ def brief(value: object) -> str:
     try:
         text = clean_text(_short.repr(value))
     except BaseException as failure:
-        text = f"<{type(value).__name__} whose repr raised {type(failure).__name__}>"
+        text = f"<{_name(value)} whose repr raised {_name(failure)}>"
     return text if len(text) <= 200 else text[:197] + "..."
 
 
