@@ -1,6 +1,7 @@
 """Users' own code by name: `module:function`, `file.py:Class`, a registered name, or `python:name`
 for an object that only this process knows."""
 
+import contextlib
 import importlib
 import importlib.util
 import inspect
@@ -267,8 +268,9 @@ def line_of(error: BaseException) -> str:
     own = [frame for frame in frames if not _is_library(frame.filename)]
     if not own:
         return ""
-    path = Path(own[-1].filename)
-    shown = path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
+    path = shown = Path(own[-1].filename)
+    with contextlib.suppress(OSError, ValueError):  # the folder is gone, or another one
+        shown = path.relative_to(Path.cwd())
     return f" ({shown}, line {own[-1].lineno})"
 
 

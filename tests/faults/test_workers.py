@@ -298,6 +298,7 @@ def test_isolation_is_chosen_by_measurement_and_told(
     kinds = [pool.facts()["isolation"] for pool in (cheap, dear, objects)]
     assert kinds == ["inline", "process", "thread"]
     assert cheap.facts()["ms_per_call"]["lake"] < 2.0 < dear.facts()["ms_per_call"]["slow"]
+    assert dear.facts()["ms_per_call"]["slow"] < float("inf"), "it was not measured"
     assert "isolation process, measured per call: lake" in caplog.text
 
 

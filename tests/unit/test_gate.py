@@ -22,7 +22,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rollout_parts import CountEnv, config_for, says
 
-from turnwise.config.schema import EnvConfig, FormatConfig
+from turnwise.config.schema import Config, EnvConfig, FormatConfig
 from turnwise.data.batch import collate
 from turnwise.data.samples import episode_to_samples
 from turnwise.envs.base import EnvError
@@ -42,6 +42,9 @@ from turnwise.envs.gate import (
 from turnwise.envs.messages import MultiTurnEnv
 from turnwise.envs.rubric import Rubric
 from turnwise.envs.tools.calls import make_tool, parse_tool_calls, run_tool
+from turnwise.evaluate.baselines import find_baselines
+from turnwise.evaluate.players import RandomPlayer
+from turnwise.isolation.worker import handle
 from turnwise.procs.coroutines import run_sync
 from turnwise.procs.interrupts import (
     count_interrupt,
@@ -54,6 +57,8 @@ from turnwise.rollout.proxy import AgentProxy
 from turnwise.rollout.sync import SyncMultiTurnRollout
 from turnwise.serve.client import RemoteEnv
 from turnwise.testing.tiny import tiny_tokenizer
+from turnwise.train.setup import choose_setting
+from turnwise.train.sources import play_tasks
 from turnwise.types import (
     Call,
     Completion,
@@ -65,6 +70,7 @@ from turnwise.types import (
     Task,
     ToolCall,
 )
+from turnwise.user_code import name_of
 
 
 class Rude:
@@ -737,3 +743,70 @@ def test_another_signal_interrupts_where_ctrl_c_is_ignored() -> None:
         assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
     finally:
         signal.signal(signal.SIGINT, found)
+
+
+def test_an_environment_that_exits_when_it_is_closed_ends_no_command() -> None:
+    """Environments that are made only to be asked something, then closed."""
+
+    class Leaves(CountEnv):
+        def hint(self, what: str, seed: int) -> Any:
+            return "go" if what != "actions" else ["go"]
+
+        def close(self) -> None:
+            sys.exit(5)
+
+    name = name_of(Leaves)
+    config = Config(
+        env=EnvConfig(name=name, format=FormatConfig(style="raw")),
+        rollout=config_for(tags=()).rollout,
+    )
+    assert choose_setting(config).config.env.name == name
+    assert [found.label for found in find_baselines(config)][:1] == ["random player"]
+    tasks: dict[str, Any] = {"count": 2, "purpose": "test", "task_seed": lambda number: number}
+    assert len(play_tasks(config, RandomPlayer(), name, config.env, **tasks)) == 2
+
+
+class NamelessType(type):
+    @property
+    def __name__(cls) -> str:  # pyright: ignore
+        raise SystemExit("no name")
+
+
+class NamelessError(Exception, metaclass=NamelessType):
+    pass
+
+
+class TracelessError(Exception):
+    @property
+    def __traceback__(self) -> Any:  # pyright: ignore
+        raise SystemExit("no traceback")
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [(NamelessError("why"), "NamelessError: why"), (TracelessError("why"), "TracelessError: why")],
+)
+def test_the_class_of_an_error_runs_no_code(error: Exception, told: str) -> None:
+    def fails() -> None:
+        raise error
+
+    with pytest.raises(EnvError, match=f"step raised {told}"):
+        ask("step", fails)
+
+
+def test_an_error_is_told_where_the_folder_is_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    tmp_path.rmdir()
+    with pytest.raises(EnvError, match=r"step raised KeyError: 'why' \(.*test_gate\.py, line"):
+        ask("step", lambda: {}["why"])
+
+
+def test_a_worker_tells_an_error_with_a_cause_that_was_not_raised() -> None:
+    class Chained(CountEnv):
+        def step(self, message: Message) -> StepResult:
+            raise EnvError("why") from ValueError()
+
+    request = {"op": "step", "id": 0, "message": Message(role="assistant", content="").to_json()}
+    assert handle({0: Chained()}, request)["error"].startswith("why (test_gate.py:")

@@ -8,6 +8,7 @@ other violations of the contract raise an EnvError that names the rule.
 """
 
 import json
+import logging
 import math
 import os
 import reprlib
@@ -16,7 +17,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import Any, TypeVar, cast, get_args
 
-from turnwise.envs.base import EnvError, EnvTimeoutError
+from turnwise.envs.base import Env, EnvError, EnvTimeoutError
 from turnwise.procs.forks import end_fork
 from turnwise.procs.interrupts import from_the_user, interrupts
 from turnwise.procs.threads import SideThread
@@ -34,6 +35,7 @@ from turnwise.types import (
 )
 from turnwise.user_code import line_of
 
+logger = logging.getLogger(__name__)
 T = TypeVar("T")
 ROLES = frozenset[str](get_args(Role))
 MAX_REWARD = 1e12
@@ -92,6 +94,14 @@ def ask_within(what: str, function: Callable[[], T], *, thread: SideThread, limi
         raise EnvTimeoutError(f"{what} took longer than {limit:g} s") from None
 
 
+def close_quietly(env: Env) -> None:
+    """Closes an environment whose work is done. A failure is logged."""
+    try:
+        ask("close", env.close)
+    except EnvError as error:
+        logger.warning("closing an environment failed: %s", error)
+
+
 def describe(error: BaseException) -> str:
     """The error's type and message, as valid and bounded text.
 
@@ -99,7 +109,7 @@ def describe(error: BaseException) -> str:
         >>> describe(ValueError("half a sign: \\ud83c"))
         'ValueError: half a sign: \\ufffd'
     """
-    return f"{type(error).__name__}: {words(error)}".removesuffix(": ")
+    return f"{_name(error)}: {words(error)}".removesuffix(": ")
 
 
 def raised_at(error: BaseException) -> str:
@@ -109,7 +119,16 @@ def raised_at(error: BaseException) -> str:
         >>> raised_at(KeyError("side"))
         "KeyError: 'side'"
     """
-    return describe(error) + clean_text(line_of(error))
+    try:
+        line = clean_text(line_of(error))
+    except BaseException:  # foreign code: the error's class may define anything
+        line = ""
+    return describe(error) + line
+
+
+def _name(value: object) -> str:
+    """The name of the value's class, whatever its metaclass says."""
+    return clean_text(type.__dict__["__name__"].__get__(type(value)))
 
 
 def words(value: object) -> str:
@@ -117,7 +136,7 @@ def words(value: object) -> str:
     try:
         text = clean_text(str(value))
     except BaseException as failure:
-        text = f"<{type(value).__name__} whose text raised {type(failure).__name__}>"
+        text = f"<{_name(value)} whose text raised {_name(failure)}>"
     return text if len(text) <= MAX_ERROR else text[: MAX_ERROR - 6] + " [cut]"
 
 
@@ -126,7 +145,7 @@ def brief(value: object) -> str:
     try:
         text = clean_text(_short.repr(value))
     except BaseException as failure:
-        text = f"<{type(value).__name__} whose repr raised {type(failure).__name__}>"
+        text = f"<{_name(value)} whose repr raised {_name(failure)}>"
     return text if len(text) <= 200 else text[:197] + "..."
 
 

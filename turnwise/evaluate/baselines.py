@@ -14,6 +14,7 @@ from typing import Any
 from turnwise.config.schema import Config, EnvConfig, FormatConfig
 from turnwise.envs.actions import write_reply
 from turnwise.envs.base import EnvError, hint_of
+from turnwise.envs.gate import close_quietly
 from turnwise.envs.message_turns import MessageTurns
 from turnwise.envs.registry import is_ours, make_env
 from turnwise.envs.text_turns import TextTurns
@@ -150,7 +151,7 @@ def find_baselines(config: Config) -> list[Baseline]:
         ) as error:  # the search steps the environment itself, without the checks of an episode
             raise EnvError(f"{env_config.name}: {type(error).__name__}: {error}") from error
         finally:
-            env.close()
+            close_quietly(env)
     found: list[Baseline] = []
     if all(random):
         found.append(Baseline(player=RandomPlayer(), label="random player"))

@@ -1,5 +1,6 @@
 """Chooses where environments run, by measurement: cheap ones stay in this process."""
 
+import itertools
 import logging
 import socket
 import threading
@@ -8,6 +9,7 @@ from collections.abc import Callable, Mapping
 
 from turnwise.config.schema import EnvConfig, Isolation, RolloutConfig
 from turnwise.envs.base import Env, EnvError, EnvFactory, hint_of
+from turnwise.envs.gate import close_quietly
 from turnwise.envs.registry import is_ours, is_remote, make_env
 from turnwise.envs.wire import decode, encode, result_from_json
 from turnwise.procs.channel import receive_frame, send_frame, start_beside, stop
@@ -33,7 +35,7 @@ def seconds_per_call(factory: EnvFactory) -> float:
     try:
         return least(lambda episode: _play_a_little(env, episode))
     finally:
-        env.close()
+        close_quietly(env)
 
 
 def least(play: Callable[[int], float]) -> float:
@@ -149,13 +151,18 @@ class _LostError(Exception):
 def _drive(sock: socket.socket, config: EnvConfig, rollout: RolloutConfig) -> float:
     """Plays short episodes in a worker; the seconds per call that `least` finds."""
 
+    numbers = itertools.count(1)
+
     def ask(op: str, limit: float, **body: Json) -> Json:
         sock.settimeout(limit)
-        send_frame(sock, encode({"op": op, "id": 0, **body}))
+        number = next(numbers)
+        send_frame(sock, encode({"op": op, "id": 0, "n": number, **body}))
         answer = receive_frame(sock)
         if answer is None:
             raise _LostError
         result = decode(answer)
+        if result.get("n") != number:
+            raise _LostError
         if "error" in result:
             raise EnvError(result["error"])
         return result["ok"]
@@ -176,5 +183,5 @@ def _drive(sock: socket.socket, config: EnvConfig, rollout: RolloutConfig) -> fl
     probe = make_env(config)
     ask("open", IMPORT_SECONDS + rollout.reset_timeout, config=config.model_dump(mode="json"))
     seconds = least(play)
-    probe.close()
+    close_quietly(probe)
     return seconds

@@ -23,9 +23,18 @@ def handle(envs: dict[int, Env], request: dict[str, Json]) -> dict[str, Json]:
     try:
         return {"ok": ask(request["op"], lambda: _play(envs, request))}
     except EnvError as error:  # the episode's boundary: a failure becomes a Status in the parent
-        cause = error.__cause__ or error
-        last = traceback.extract_tb(cause.__traceback__)[-1]
-        return {"error": f"{words(error)} ({os.path.basename(last.filename)}:{last.lineno})"}
+        # A cause that was never raised has no frames.
+        causes = [cause for cause in (error.__cause__, error) if cause is not None]
+        frames = [frame for cause in causes for frame in _last_frame(cause)]
+        where = [f" ({os.path.basename(last.filename)}:{last.lineno})" for last in frames[:1]]
+        return {"error": words(error) + "".join(where)}
+
+
+def _last_frame(error: BaseException) -> list[traceback.FrameSummary]:
+    try:
+        return traceback.extract_tb(error.__traceback__)[-1:]
+    except BaseException:  # foreign code: the error's class may define anything
+        return []
 
 
 def _play(envs: dict[int, Env], request: dict[str, Json]) -> Json:

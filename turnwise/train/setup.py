@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from turnwise.config.load import list_recipes
 from turnwise.config.schema import Config, EnvConfig, GroupsConfig, ShapingConfig
 from turnwise.envs.base import EnvError, EnvFactory, EnvTimeoutError
-from turnwise.envs.gate import raised_at
+from turnwise.envs.gate import close_quietly, raised_at
 from turnwise.envs.prompts import TAG, prompt_factory, read_prompts
 from turnwise.envs.registry import list_envs, make_env
 from turnwise.log.events import Notice
@@ -71,7 +71,7 @@ def _limit_of(config: EnvConfig, *, seconds: float) -> int | None:
         try:
             return env.max_turns
         finally:
-            env.close()
+            close_quietly(env)
 
     threads = DaemonThreads(1, "turnwise-setup")
     try:

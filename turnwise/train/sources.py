@@ -11,6 +11,7 @@ from typing import Any, Literal, cast
 
 from turnwise.config.schema import Config, EnvConfig
 from turnwise.envs.base import EnvError, EnvFactory
+from turnwise.envs.gate import close_quietly
 from turnwise.envs.registry import make_env
 from turnwise.evaluate.player_names import KINDS, load_player
 from turnwise.evaluate.players import NO_TOKENS, Player, player_proxy, reply_text
@@ -160,7 +161,7 @@ def play_tasks(
         )
 
     plans = [plan(number) for number in range(count)]
-    env.close()
+    close_quietly(env)
     proxy = player_proxy(config, player, split="train", slips=slips, factories=factories)
     try:
         waves = [plans[start : start + PER_WAVE] for start in range(0, count, PER_WAVE)]
