@@ -123,8 +123,9 @@ def callback_sinks(callbacks: object) -> list[CallbackSink]:
         ValueError: one of them is no callback.
     """
     several = isinstance(callbacks, Iterable) and not isinstance(callbacks, Callback | type | str)
+    all_given = cast(Iterable[object], callbacks if several else (callbacks,))
     found: list[CallbackSink] = []
-    for given in cast("Iterable[object]", callbacks) if several else (callbacks,):
+    for given in all_given:
         part = find_part("callback", given) if isinstance(given, str) else given
         made = part() if isinstance(part, type) else part
         if not isinstance(made, Callback):
