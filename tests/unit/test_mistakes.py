@@ -70,6 +70,9 @@ class Silent(BaseEnv):
 class Tells(Callback):
     def on_start(self, run): {}["nope"]
 
+class Long(Shop):
+    actions = ("buy one two three four five six", "leave one two three four five six")
+
 number = 3
 def wrong(situation): return 7
 def raises(situation): return {}["key"]
@@ -154,6 +157,10 @@ MISTAKES = (
     Mistake(
         f"train --env.name shop.py:Shop rollout.max_context=8 {TINY}",
         ("rollout.max_context=8", "raise it"),
+    ),
+    Mistake(
+        f"train --env.name shop.py:Long rollout.max_response_tokens=2 {TINY}",
+        ("rollout.max_response_tokens=2 cuts most replies", "tokens; set rollout.max_response"),
     ),
     Mistake("train log.trackers=[wandbb]", ("log.trackers", "'wandb'")),
     Mistake("train trl.beta=1", ("settings under 'trl' are not used by backend 'native'",)),

@@ -102,11 +102,17 @@ def build_embedded(
             f"no opening fits into rollout.max_context={config.rollout.max_context} with room for "
             "a reply; raise it"
         )
-    longest = max(len(turn.completion.ids) - 1 for episode in episodes for turn in episode.turns)
-    if longest > config.rollout.max_response_tokens:
+    lengths = [len(turn.completion.ids) - 1 for episode in episodes for turn in episode.turns]
+    longest, limit = max(lengths), config.rollout.max_response_tokens
+    if 2 * sum(length > limit for length in lengths) > len(lengths):
+        raise ValueError(
+            f"rollout.max_response_tokens={limit} cuts most replies: those of the random player "
+            f"take up to {longest} tokens; set rollout.max_response_tokens={longest} or more"
+        )
+    if longest > limit:
         progress(
             f"replies of the random player take up to {longest} tokens, and the policy's are cut "
-            f"at rollout.max_response_tokens={config.rollout.max_response_tokens}; raise it"
+            f"at rollout.max_response_tokens={limit}; raise it"
         )
     metrics = {"warmstart/loss": 0.0, "warmstart/episodes": float(len(episodes))}
     if settings.warmstart_episodes and settings.warmstart_epochs:
