@@ -80,6 +80,10 @@ def test_compare_shows_differences_curves_and_a_paired_test(
     assert "two runs or more" in capsys.readouterr().err
     command("compare", a, tmp_path, code=2)
     assert "is not a run directory" in capsys.readouterr().err
+    metrics = b / "metrics.jsonl"
+    metrics.write_bytes(b"\xef\xbb\xbf" + metrics.read_bytes())
+    command("compare", a, b, code=2)
+    assert "metrics.jsonl, line 1" in capsys.readouterr().err
 
 
 def test_export_writes_tables_that_others_read(

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from decimal import Decimal
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
@@ -53,6 +54,7 @@ from turnwise.procs.interrupts import (
     watching_interrupts,
 )
 from turnwise.rollout.agents import Agent
+from turnwise.rollout.plan import turn_limit
 from turnwise.rollout.proxy import AgentProxy
 from turnwise.rollout.sync import SyncMultiTurnRollout
 from turnwise.serve.client import RemoteEnv
@@ -810,3 +812,20 @@ def test_a_worker_tells_an_error_with_a_cause_that_was_not_raised() -> None:
 
     request = {"op": "step", "id": 0, "message": Message(role="assistant", content="").to_json()}
     assert handle({0: Chained()}, request)["error"].startswith("why (test_gate.py:")
+
+
+@pytest.mark.parametrize("limit", [0, -3, 2.5, "x", math.nan])
+def test_an_environments_own_limit_of_turns_is_checked(limit: Any) -> None:
+    env = SimpleNamespace(max_turns=limit)
+    with pytest.raises(EnvError, match="game: max_turns must be"):
+        turn_limit(Config(), EnvConfig(name="game"), cast(Any, env))
+
+
+def test_a_limit_of_turns_that_raises_is_told() -> None:
+    class Raises:
+        @property
+        def max_turns(self) -> int:
+            raise SystemExit(3)
+
+    with pytest.raises(EnvError, match="game: max_turns raised SystemExit"):
+        turn_limit(Config(), EnvConfig(name="game"), cast(Any, Raises()))

@@ -58,6 +58,17 @@ def new_run(tmp_path: Path, name: str | None = "run") -> RunDirectory:
     return RunDirectory.create(LogConfig(dir=str(tmp_path), name=name), Config(seed=3))
 
 
+@pytest.mark.parametrize("name", ["metrics.jsonl", "ledger.jsonl"])
+def test_a_pipe_in_the_place_of_a_file_is_refused(tmp_path: Path, name: str) -> None:
+    """Opening it would wait for a reader."""
+    with new_run(tmp_path) as run:
+        path = run.path
+    (path / name).unlink()
+    os.mkfifo(path / name)
+    with pytest.raises(RunDirectoryError, match=f"{name} is no ordinary file"):
+        RunDirectory.open(path)
+
+
 def write_step(run: RunDirectory, step: int, *, seconds: float = 0.25) -> None:
     run.write_episodes(step, [episode(f"step{step}/g0/m0", seconds=seconds)])
     run.write_credit(

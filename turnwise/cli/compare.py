@@ -37,14 +37,16 @@ def compare(
         readers = {_label(path, runs): RunReader(path) for path in runs}
         differences = config_differences({name: one.config for name, one in readers.items()})
         results = {name: held_out(one) for name, one in readers.items()}
+        curves = {
+            curve: {name: one.curve(curve) for name, one in readers.items()} for curve in CURVES
+        }
     except (RunDirectoryError, RuntimeError) as error:
         fail(str(error))
     print("config:" if differences else "config: no difference")
     for key, values in differences.items():
         print(f"  {key}: " + ", ".join(f"{n} {v!r}" for n, v in zip(readers, values, strict=True)))
     width = max(map(len, readers))
-    for curve in CURVES:
-        shown = {name: one.curve(curve) for name, one in readers.items()}
+    for curve, shown in curves.items():
         if not any(values for _, values in shown.values()):
             continue
         print(f"{curve}:")

@@ -342,7 +342,7 @@ def _plain_container(value: Any, room: _Room, depth: int) -> Json:
         return sorted(_plain_items(cast(AbstractSet[Any], value), room, depth), key=repr)
     if isinstance(value, Sequence) and not isinstance(value, bytes | bytearray | memoryview):
         return _plain_items(cast(Sequence[Any], value), room, depth)
-    if type(value).__module__ == "numpy" and int(getattr(value, "size", 1)) <= MAX_TEXT:
+    if type(value).__module__ == "numpy" and int(getattr(value, "size", 1)) <= room.left:
         return _plain(cast(Any, value).tolist(), room, depth + 1)
     return room.take(brief(value))
 
@@ -534,20 +534,20 @@ def admit_result(value: Any, *, name: str) -> StepResult:
         rewritten=rewritten,
         call=call,
         earlier={
-            _read_count(turn, what=f"{name}: the index of an earlier turn"): read_reward(
+            read_count(turn, what=f"{name}: the index of an earlier turn"): read_reward(
                 number, name=name, what="a reward of an earlier turn"
             )
             for turn, number in value.earlier.items()
         },
         repeated={
-            _read_count(turn, what=f"{name}: the index of an earlier turn"): read_reward(
+            read_count(turn, what=f"{name}: the index of an earlier turn"): read_reward(
                 number, name=name, what="a reward of an earlier turn"
             )
             for turn, number in value.repeated.items()
         },
         trained=read_flag(value.trained, name=name),
         untrained=tuple(
-            _read_count(turn, what=f"{name}: the index of an earlier turn")
+            read_count(turn, what=f"{name}: the index of an earlier turn")
             for turn in value.untrained
         ),
     )
@@ -564,14 +564,15 @@ def _read_next(value: Any, *, name: str) -> Call | None:
     what = f"{name}: the Call of the next turn: "
     parent, most = value.parent, value.max_tokens
     return Call(
-        parent=None if parent is None else _read_count(parent, what=f"{what}parent"),
+        parent=None if parent is None else read_count(parent, what=f"{what}parent"),
         role=read_text(value.role, what=f"{what}role"),
-        max_tokens=None if most is None else _read_count(most, what=f"{what}max_tokens", least=1),
+        max_tokens=None if most is None else read_count(most, what=f"{what}max_tokens", least=1),
         stop=tuple(read_text(text, what=f"{what}a stop string") for text in stop),
     )
 
 
-def _read_count(value: Any, *, what: str, least: int = 0) -> int:
+def read_count(value: Any, *, what: str, least: int = 0) -> int:
+    """A whole number that is at least `least`, checked."""
     if not isinstance(value, int) or isinstance(value, bool):
         raise EnvError(f"{what} must be an integer, got {brief(value)}")
     number = int.__int__(value)

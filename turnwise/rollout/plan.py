@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from turnwise.config.schema import Config, EnvConfig, GroupsConfig
 from turnwise.envs.base import Env, EnvError, EnvTimeoutError
-from turnwise.envs.gate import admit_task, ask, ask_within, words
+from turnwise.envs.gate import admit_task, ask, ask_within, read_count, words
 from turnwise.procs.threads import SideThread
 from turnwise.seeding import derive_seed
 from turnwise.types import Task
@@ -82,7 +82,9 @@ def turn_limit(config: Config, env_config: EnvConfig, env: Env) -> int:
     if not config.train.multi_turn or env_config.single_turn:
         return 1
     limit = env_config.max_turn or config.train.max_turn
-    return limit if env.max_turns is None else min(limit, env.max_turns)
+    what = f"{env_config.name}: max_turns"
+    own = ask(what, lambda: env.max_turns)
+    return limit if own is None else min(limit, read_count(own, what=what, least=1))
 
 
 def plan_rollout(
