@@ -122,9 +122,11 @@ def callback_sinks(callbacks: object) -> list[CallbackSink]:
     Raises:
         ValueError: one of them is no callback.
     """
-    several = isinstance(callbacks, Iterable) and not isinstance(callbacks, Callback | type | str)
+    several: Iterable[object] = (callbacks,)
+    if isinstance(callbacks, Iterable) and not isinstance(callbacks, Callback | type | str):
+        several = cast("Iterable[object]", callbacks)
     found: list[CallbackSink] = []
-    for given in cast("Iterable[object]", callbacks) if several else (callbacks,):
+    for given in several:
         part = find_part("callback", given) if isinstance(given, str) else given
         made = part() if isinstance(part, type) else part
         if not isinstance(made, Callback):
