@@ -180,6 +180,26 @@ def test_hidden_state_is_no_reason_for_a_warning() -> None:
     assert "seeds open and go alike" in found.message
 
 
+class Opened(Secret):
+    """Two openings in both splits."""
+
+    hides = True
+
+    def reset(self, seed: int = 0) -> str:
+        super().reset(seed if self.hides else 0)
+        return f"Guess number {seed % 2}."
+
+
+class Shown(Opened):
+    hides = False
+
+
+def test_shared_openings_are_told_only_where_the_rest_is_shared_too() -> None:
+    assert check_env(Opened).findings == ()
+    (found,) = check_env(Shown).findings
+    assert "2 openings appear in train and val" in found.message
+
+
 def episode(task: int, won: bool, index: int = 0) -> Episode:
     done = Completion(ids=(), logprobs=(), finish_reason="stop")
     turn = Turn(

@@ -72,7 +72,7 @@ _METHODS: dict[type, str] = {
 
 
 class CallbackSink:
-    """Adapts a Callback to a Sink."""
+    """A callback as one of those who hear of a run."""
 
     def __init__(self, callback: Callback) -> None:
         self.callback = callback
@@ -122,10 +122,11 @@ def callback_sinks(callbacks: object) -> list[CallbackSink]:
     Raises:
         ValueError: one of them is no callback.
     """
-    several = isinstance(callbacks, Iterable) and not isinstance(callbacks, Callback | type | str)
-    all_given = cast(Iterable[object], callbacks if several else (callbacks,))
+    several: Iterable[object] = (callbacks,)
+    if isinstance(callbacks, Iterable) and not isinstance(callbacks, Callback | type | str):
+        several = cast("Iterable[object]", callbacks)
     found: list[CallbackSink] = []
-    for given in all_given:
+    for given in several:
         part = find_part("callback", given) if isinstance(given, str) else given
         made = part() if isinstance(part, type) else part
         if not isinstance(made, Callback):
