@@ -67,7 +67,7 @@ class ClockLoop(asyncio.SelectorEventLoop):
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    for module in ("blocks.driver", "blocks.runner", "hf"):
+    for module in ("blocks.driver", "blocks.runner"):
         monkeypatch.setattr(f"turnwise.generate.{module}.time", clock)
     monkeypatch.setattr(asyncio, "new_event_loop", clock.new_loop)
     return clock
