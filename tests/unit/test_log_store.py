@@ -60,12 +60,11 @@ def new_run(tmp_path: Path, name: str | None = "run") -> RunDirectory:
 
 @pytest.mark.parametrize("name", ["metrics.jsonl", "ledger.jsonl"])
 def test_a_pipe_in_the_place_of_a_file_is_refused(tmp_path: Path, name: str) -> None:
-    """Opening it would wait for a reader."""
     with new_run(tmp_path) as run:
         path = run.path
     (path / name).unlink()
     os.mkfifo(path / name)
-    with pytest.raises(RunDirectoryError, match=f"{name} is no ordinary file"):
+    with pytest.raises(RunDirectoryError, match=f"{name} is a pipe"):
         RunDirectory.open(path)
 
 

@@ -152,12 +152,12 @@ def test_play_shows_tools_and_takes_short_calls(capsys: pytest.CaptureFixture[st
         assert found == plain or json.loads(parse_tool_calls(found)[0].arguments) == {}
 
 
-def test_calls_that_do_not_fit_into_a_reply_are_said() -> None:
+def test_a_reply_limit_that_cuts_most_calls_is_refused() -> None:
     words = [f"env.name={name_of(Stock)}", "rollout.isolation=inline"]
     words += ["model.embedded.warmstart_episodes=16", "model.embedded.warmstart_epochs=0"]
     said: list[str] = []
     enough = run_config(None, [*words, "rollout.max_response_tokens=48"])
     build_embedded(enough, progress=said.append)
     assert not any("max_response_tokens" in line for line in said)
-    build_embedded(run_config(None, words), progress=said.append)
-    assert "cut at rollout.max_response_tokens=16; raise it" in said[-1]
+    with pytest.raises(ValueError, match=r"max_response_tokens=16 cuts most replies.*up to 34"):
+        build_embedded(run_config(None, words), progress=said.append)

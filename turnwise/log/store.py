@@ -522,8 +522,8 @@ def _new_folder(root: Path, name: str | None, default: str) -> Path:
 
 
 def _open_lines(path: Path) -> TextIO:
-    if path.exists() and not path.is_file():  # opening a FIFO waits for its reader
-        raise RunDirectoryError(f"{path} is no ordinary file, so the run cannot be written to")
+    if path.is_fifo():  # opening it would wait for a reader
+        raise RunDirectoryError(f"{path} is a pipe, so the run cannot be written to")
     if path.is_file():
         content = path.read_bytes()
         if content and not content.endswith(b"\n"):
