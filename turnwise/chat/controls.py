@@ -11,6 +11,7 @@ from typing import Any, Literal, cast, get_args
 
 from jinja2 import Environment, TemplateError, nodes
 
+from turnwise.chat.spellings import Spellings
 from turnwise.chat.template import EXTENSIONS
 from turnwise.types import Json, Message, Role
 
@@ -98,6 +99,13 @@ class Controls:
         self._own = re.compile("|".join(map(re.escape, own)) or r"(?!)")
         every = _longest_first((*self._specials, *self._strings))
         self._any_special, self._any = _pattern(self._specials), _pattern(every)
+        self._spellings = Spellings(
+            tokenizer, encode=encode, specials=specials, strings=self._strings
+        )
+        self.normalised = self._spellings.active
+        """True if the tokenizer reads other characters as control strings, too."""
+        if self.normalised:
+            every = _longest_first((*every, *map(self._spellings.normalise, every)))
         self._heads = {text[:end] for text in every for end in range(1, len(text))}
         self._tails = {text[start:] for text in every for start in range(1, len(text))}
         self._all = "\0".join(every)
@@ -105,12 +113,6 @@ class Controls:
         self._jagged = self._has_jagged_text(source)
         self._encode, self._special_ids = encode, frozenset(specials)
         self._break = self._choose_break()
-        core = getattr(tokenizer, "backend_tokenizer", None)
-        self.normalised = getattr(core, "normalizer", None) is not None and any(
-            token.normalized for index, token in added.items() if index in specials
-        )
-        """True if the tokenizer searches normalised text for special tokens: other characters may
-        normalise to one."""
 
     def text(self, text: str, *, role: str) -> str:
         """The content of a message of this role, cleaned for rendering."""
@@ -130,15 +132,18 @@ class Controls:
 
     def found(self, text: str) -> list[str]:
         """The special tokens and control strings of a rendering, in order."""
-        return self._any.findall(text)
+        found = self._any.findall(text)
+        return found + self._spellings.marks(text) if self.normalised else found
 
     def may_join(self, values: Sequence[Json]) -> bool:
         """True if a cleaned text could form a control string together with adjacent text of the
         template."""
         texts = {text for value in values for text in _texts(value)} - _STRUCTURE - {""}
-        if any(self._ends_open(text) for text in texts):
+        if any(self._ends_open(text) or self._merges(text) for text in texts):
             return True
-        return self._jagged and any(self._starts_open(text) or text in self._all for text in texts)
+        return self._jagged and any(
+            self._starts_open(text) or self._is_within(text) for text in texts
+        )
 
     def fence(self, value: Json) -> Json:
         """The same value, with a break around every text that could be part of a control string."""
@@ -146,8 +151,8 @@ class Controls:
         def apart(text: str) -> str:
             if not text or text in _STRUCTURE:
                 return text
-            open_ = self._ends_open(text) or self._starts_open(text) or text in self._all
-            return self._break + text + self._break if open_ else text
+            open_ = self._ends_open(text) or self._starts_open(text) or self._is_within(text)
+            return self._break + text + self._break if open_ or self._merges(text) else text
 
         return _map_texts(value, apart)
 
@@ -165,14 +170,19 @@ class Controls:
         if (self._any if strings else self._any_special).search(text) is not None:
             text = self._broken(text, self._specials)
             if strings:
-                own = self._own.findall(text)
-                others = [self._broken(part, self._strings) for part in self._own.split(text)]
-                text = "".join(
-                    part for pair in zip(others, [*own, ""], strict=True) for part in pair
-                )
-        if self.normalised and not self._special_ids.isdisjoint(self._encode(text)):
-            text = self._break.join(text)
+                text = self._beside_own(text, lambda part: self._broken(part, self._strings))
+        if self.normalised:
+            split = self._spellings.broken
+            text = split(text, self._break, strings=False)
+            if strings:
+                text = self._beside_own(text, lambda part: split(part, self._break, strings=True))
         return text
+
+    def _beside_own(self, text: str, change: Callable[[str], str]) -> str:
+        """The text with everything changed that is not turnwise's own."""
+        own = self._own.findall(text)
+        others = map(change, self._own.split(text))
+        return "".join(part for pair in zip(others, [*own, ""], strict=True) for part in pair)
 
     def _broken(self, text: str, controls: Sequence[str]) -> str:
         for control in controls:
@@ -181,6 +191,12 @@ class Controls:
         return text
 
     def _choose_break(self) -> str:
+        if self.normalised:
+            for sign in _BREAKS:
+                controls = (*self._specials, *self._strings)
+                text = "\n".join(control[0] + sign + control[1:] for control in controls)
+                if self._spellings.safe(text, strings=True):
+                    return sign
         for sign in _BREAKS:
             text = "".join(control[0] + sign + control[1:] for control in self._specials)
             if self._special_ids.isdisjoint(self._encode(text)):
@@ -192,13 +208,26 @@ class Controls:
 
     def _ends_open(self, text: str) -> bool:
         """True if the text ends with the beginning of a control string."""
-        end = text[-self._longest :]
-        return any(end[start:] in self._heads for start in range(len(end)))
+        ends = [one[-self._longest :] for one in self._read(text)]
+        return any(end[start:] in self._heads for end in ends for start in range(len(end)))
 
     def _starts_open(self, text: str) -> bool:
         """True if the text begins with the end of a control string."""
-        start = text[: self._longest]
-        return any(start[:end] in self._tails for end in range(1, len(start) + 1))
+        starts = [one[: self._longest] for one in self._read(text)]
+        return any(
+            start[:end] in self._tails for start in starts for end in range(1, len(start) + 1)
+        )
+
+    def _is_within(self, text: str) -> bool:
+        """True if the text is a part of a control string."""
+        return any(one in self._all for one in self._read(text))
+
+    def _merges(self, text: str) -> bool:
+        return self.normalised and self._spellings.merges(text)
+
+    def _read(self, text: str) -> tuple[str, ...]:
+        """The text, and as the tokenizer reads it if that may differ."""
+        return (text, self._spellings.normalise(text)) if self.normalised else (text,)
 
     def _has_jagged_text(self, source: str) -> bool:
         """True if some text of the template begins or ends within a control string, as in `'<' ~
