@@ -8,7 +8,7 @@ import pytest
 import torch
 from datasets import Dataset
 from trl import GRPOTrainer
-from trl_parts import ThreeTurns, curve, make_args, make_trainer
+from trl_parts import ThreeTurns, curve, make_args, make_trainer, page_blocks, save_model
 
 from turnwise.envs.base import EnvError
 from turnwise.envs.messages import Rubric, SingleTurnEnv, ToolEnv
@@ -109,6 +109,35 @@ def test_trls_own_loop_of_environment_factory(tmp_path):
     )
     trainer.train()
     assert {type(one) for one in seen} == {Guess}
+
+
+# What docs/trl.md shows of programs that change to this trainer.
+
+
+def test_the_pages_trainers_are_made(tmp_path, monkeypatch):
+    pytest.importorskip("jmespath")
+    from trl.chat_template_utils import qwen3_chat_template
+
+    monkeypatch.chdir(tmp_path)
+    of_verifiers, of_trl = page_blocks("trl.md", __file__)
+    model = save_model(tmp_path / "model", qwen3_chat_template)
+    names = {"model": model, "env": ThreeTurns()}
+    exec(of_verifiers, names)
+    assert isinstance(names["trainer"], VerifiersGRPOTrainer)
+    names = {
+        "GRPOTrainer": GRPOTrainer,
+        "VerifiersGRPOTrainer": VerifiersGRPOTrainer,
+        "model": model,
+        "Game": Guess,
+        "args": make_args(tmp_path / "run", max_steps=1, max_completion_length=12),
+        "score": lambda completions, **row: [0.5] * len(completions),
+        "rows": Dataset.from_list(
+            [{"prompt": [{"role": "user", "content": "Go."}], "target": n} for n in range(8)]
+        ),
+    }
+    exec(of_trl, names)
+    names["trainer"].train()
+    assert curve(names["trainer"]) == [0.75]
 
 
 # Reward functions and models.

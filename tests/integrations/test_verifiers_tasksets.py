@@ -1,5 +1,8 @@
 """Tasksets of verifiers 0.4, in process: their rollout and scoring, our tokens."""
 
+import sys
+from types import SimpleNamespace
+
 import pytest
 
 vf = pytest.importorskip("verifiers.v1")
@@ -140,3 +143,17 @@ def test_training(tmp_path, ahead):
     trainer.close()
     assert curve(trainer, "rollout/turns")[0] > 1
     assert curve(trainer, "rollout/failures") == [0.0, 0.0]
+
+
+def test_the_page_trains_on_a_package(tmp_path, monkeypatch):
+    """The block of docs/verifiers.md, with tasks of ours in place of the package of the hub."""
+    pytest.importorskip("trl")
+    from trl_parts import curve, make_args, page_blocks, save_model
+
+    monkeypatch.setitem(sys.modules, "gsm8k", SimpleNamespace(GSM8KTaskset=Guess))
+    (block,) = page_blocks("verifiers.md", __file__)
+    args = make_args(tmp_path / "run", max_steps=1, max_completion_length=12)
+    names = {"model": save_model(tmp_path / "model"), "args": args}
+    exec(block, names)
+    names["trainer"].train()
+    assert len(curve(names["trainer"])) == 1

@@ -2,7 +2,9 @@
 trainer."""
 
 import os
+import re
 import time
+from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -100,6 +102,23 @@ def make_trainer(
         make_args(folder, **changes),
         **keywords,
     )
+
+
+def page_blocks(page: str, runner: str) -> list[str]:
+    """Blocks of Python of a page of the documentation that say which file runs them."""
+    file = Path(runner)
+    text = (file.parents[2] / "docs" / page).read_text(encoding="utf-8")
+    mark = re.escape(f"<!-- run by tests/integrations/{file.name} -->")
+    return re.findall(rf"{mark}\n```python\n(.*?)```", text, re.DOTALL)
+
+
+def save_model(folder: Path, template: str = "chatml") -> str:
+    """The folder of a tiny model with its tokenizer."""
+    from turnwise.testing.tiny import tiny_model, tiny_tokenizer
+
+    tiny_model().save_pretrained(folder)
+    tiny_tokenizer(template).save_pretrained(folder)
+    return str(folder)
 
 
 def curve(trainer: Any, name: str = "reward") -> list[float]:

@@ -53,7 +53,7 @@ def _eval_dataset(source: EnvSource, given: Any, name: str, several: bool) -> An
 
 
 def _stream(source: EnvSource, split: str, several: bool, stream: Stream) -> Any:
-    env: Env | None = None if several else source.factory()
+    env: Env | None = None if several else source.ask("making it", source.factory)
 
     def convert(row: Row, number: int) -> dict[str, Any]:
         stream.known[number] = row
@@ -64,7 +64,7 @@ def _stream(source: EnvSource, split: str, several: bool, stream: Stream) -> Any
     def prompt(number: int) -> list[dict[str, Json]] | str:
         if env is None:
             return source.placeholder(split, number)
-        return _prompt(source, env.reset(source.task(split, number)))
+        return _prompt(source, source.opening(env, split, number))
 
     names = list(stream[0])
     return stream.dataset.map(convert, with_indices=True, remove_columns=names)

@@ -8,6 +8,9 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+from turnwise.envs.base import EnvError
+from turnwise.envs.gate import ask
+from turnwise.integrations.trl.guard import guarded
 from turnwise.integrations.verifiers.environments import is_taskset
 
 logger = logging.getLogger(__name__)
@@ -103,20 +106,19 @@ def _by_name(name: str) -> Verdict:
     from turnwise.config.schema import EnvConfig
     from turnwise.envs.registry import make_env
 
-    env = make_env(EnvConfig(name=name))
-    try:
-        if env.max_turns == 1:
-            return Verdict(multi_turn=False, reason=f"{name!r} has a limit of one turn")
-        return Verdict(multi_turn=True, reason=f"{name!r} has no limit of one turn")
-    finally:
-        env.close()
+    env = guarded(f"{name}: making it", lambda: make_env(EnvConfig(name=name)))
+    limit = guarded(f"{name}: max_turns", lambda: env.max_turns)
+    guarded(f"{name}: close", env.close)
+    if limit == 1:
+        return Verdict(multi_turn=False, reason=f"{name!r} has a limit of one turn")
+    return Verdict(multi_turn=True, reason=f"{name!r} has no limit of one turn")
 
 
 def _peek(env: object, name: str) -> Any:
     """An attribute, or None if it is missing or raises (as in old verifiers environments)."""
     try:
-        return getattr(env, name, None)
-    except Exception:
+        return ask(name, lambda: getattr(env, name, None))
+    except EnvError:
         return None
 
 

@@ -10,13 +10,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from turnwise.config.schema import Config
+from turnwise.envs.base import EnvError, EnvTimeoutError
+from turnwise.envs.gate import words
 from turnwise.generate.base import Generator
 from turnwise.integrations.trl.engines import TRLGenerator
 from turnwise.integrations.trl.sources import EnvSource
 from turnwise.rollout.plan import EpisodePlan, turn_limit
 from turnwise.rollout.proxy import AgentProxy
 from turnwise.seeding import derive_seed
-from turnwise.types import Episode
+from turnwise.types import Episode, Task
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -138,7 +140,9 @@ class BatchPlayer:
         limit = turn_limit(config, config.env, self._source.probe)
         label = "-".join(str(part) for part in rows.moment)
         plans: list[EpisodePlan] = []
+        late: list[str] = []
         for offset, number in enumerate(rows.numbers):
+            task, error = self._task(rows.split, number, late)
             place = rows.first + offset
             group, index = divmod(place, rows.group_size)
             plans.append(
@@ -147,14 +151,28 @@ class BatchPlayer:
                     group_id=group,
                     index=index,
                     tag=config.env.name,
-                    task=self._source.task(rows.split, number),
+                    task=task,
                     seed=derive_seed(seed, f"tokens/{rows.split}", *rows.moment, place),
                     noise_seed=derive_seed(seed, f"noise/{rows.split}", *rows.moment, place),
                     episode_id=f"{rows.split}-{label}-g{group}-m{index}",
                     max_turn=limit,
+                    error=error,
                 )
             )
         return plans
+
+    def _task(self, split: str, number: int, late: list[str]) -> tuple[Task, str | None]:
+        """(the task, None), or (a task without a payload, the error). After one that was not made
+        in time, which goes into `late`, no other is asked for."""
+        try:
+            if late:
+                raise EnvTimeoutError(late[0])
+            return self._source.task(split, number), None
+        except EnvError as error:
+            told = words(error) or "EnvError"
+            if isinstance(error, EnvTimeoutError):
+                late[:] = [told]
+            return Task(id=f"{self._source.name}/{split}/{number}", seed=0, split=split), told
 
     def close(self) -> None:
         """Closes the environments and the thread. May be called twice."""

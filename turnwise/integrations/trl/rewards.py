@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from turnwise.envs.base import EnvError
+from turnwise.envs.gate import admit_result
 from turnwise.envs.messages import MultiTurnEnv
 from turnwise.integrations.trl.sources import ROW, EnvSource, make_source
 from turnwise.integrations.verifiers.environments import is_legacy_environment
@@ -47,7 +48,7 @@ class EnvironmentRewardAdapter:
                 "scores each by itself; leave out multi_turn=False"
             )
         self._source = source
-        self._env = source.factory()
+        self._env = source.ask("making it", source.factory)
         self.__name__ = source.name  # TRL names the reward's columns after it
 
     def __call__(
@@ -83,9 +84,13 @@ class EnvironmentRewardAdapter:
         return rewards
 
     def _score(self, split: str, number: int, completion: Any) -> float:
-        self._env.reset(self._source.task(split, number))
-        result = self._env.step(as_message(completion))
-        return result.reward if result.done else result.reward + self._env.finish().reward
+        source, env, said = self._source, self._env, as_message(completion)
+        source.opening(env, split, number)
+        result = source.ask("step", lambda: admit_result(env.step(said), name=source.name))
+        if result.done:
+            return result.reward
+        last = source.ask("finish", lambda: admit_result(env.finish(), name=source.name))
+        return result.reward + last.reward
 
 
 def as_message(completion: Any) -> Message:

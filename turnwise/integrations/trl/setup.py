@@ -128,8 +128,8 @@ def episodes_config(source: EnvSource, args: VerifiersGRPOConfig, given: Config 
         min_group_size=1,
     )
     turns = args.max_turns or DEFAULT_TURNS
-    if args.max_turns is None and source.probe.max_turns is not None:
-        turns = source.probe.max_turns
+    if args.max_turns is None:
+        turns = source.max_turns or turns
     env = EnvConfig.model_validate({**source.config.model_dump(), "name": source.name})
     return Config(seed=args.seed, env=env, rollout=rollout, train=TrainConfig(max_turn=turns))
 

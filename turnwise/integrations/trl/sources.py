@@ -6,19 +6,21 @@ play them in."""
 import copy
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Any, TypeGuard
+from typing import Any, TypeGuard, TypeVar
 
 from turnwise.config.schema import EnvConfig
 from turnwise.envs.adapters import as_env
 from turnwise.envs.any_object import looks_like_env
-from turnwise.envs.base import BaseEnv, Env, EnvError
+from turnwise.envs.base import BaseEnv, Env, EnvError, EnvTimeoutError
 from turnwise.envs.data_rows import prompt_messages
-from turnwise.envs.gate import json_safe
+from turnwise.envs.gate import admit_observation, admit_task, json_safe, read_count
 from turnwise.envs.messages import MultiTurnEnv
 from turnwise.envs.registry import find_env, make_env
 from turnwise.integrations.trl.factory_env import WHICH, FactoryTurns
+from turnwise.integrations.trl.guard import SECONDS, guarded
 from turnwise.integrations.verifiers.environments import (
     is_legacy_environment,
     is_taskset,
@@ -33,6 +35,7 @@ SPLIT = "turnwise_split"
 COLUMNS = "turnwise_columns"
 """The column with the whole row, where the rows are streamed."""
 Row = Mapping[str, Json]
+T = TypeVar("T")
 
 
 @dataclass(slots=True)
@@ -80,6 +83,8 @@ class EnvSource:
     """Prompts are texts to continue: TRL encodes them as they are, without a chat template."""
     close: Callable[[], None] | None = None
     """Stops what the environments share."""
+    timeout: float = SECONDS
+    """Seconds for one call of an environment outside its episodes."""
 
     _probe: Env | None = field(default=None, init=False)
 
@@ -87,8 +92,20 @@ class EnvSource:
     def probe(self) -> Env:
         """An environment that makes tasks and plays no episode of the run."""
         if self._probe is None:
-            self._probe = self.factory()
+            self._probe = self.ask("making it", self.factory)
         return self._probe
+
+    @property
+    def max_turns(self) -> int | None:
+        """The environment's own limit on turns."""
+        probe = self.probe
+        own = self.ask("max_turns", lambda: probe.max_turns)
+        return None if own is None else read_count(own, what=f"{self.name}: max_turns", least=1)
+
+    def ask(self, what: str, function: Callable[[], T]) -> T:
+        """The result of the environment's code. Whatever it raises is an EnvError that names the
+        environment, and so is a call that takes longer than `timeout`."""
+        return guarded(f"{self.name}: {what}", function, limit=self.timeout)
 
     def length(self, split: str) -> int:
         rows = self.rows.get(split)
@@ -109,20 +126,33 @@ class EnvSource:
         indices = (number,) if self.groups is None else divmod(number, self.groups)
         seed = derive_seed(self.seed, f"task/{split}", *indices)
         if rows is None:
-            return self.probe.make_task(seed, split)
+            probe = self.probe
+            return self.ask(
+                "make_task", lambda: admit_task(probe.make_task(seed, split), name=self.name)
+            )
         payload = json_safe(dict(rows[number]))
         return Task(id=f"{self.name}/{split}/{number}", seed=seed, payload=payload, split=split)
 
     def openings(self, split: str, *, limit: int | None = None) -> Iterator[Observation]:
         """The openings of the first tasks of a split, the system message included."""
-        env = self.factory()
+        env = self.ask("making it", self.factory)
         try:
             rows = self.rows.get(split)
             numbers = rows.known if isinstance(rows, Stream) else range(self.length(split))
             for number in islice(numbers, limit):
-                yield env.reset(self.task(split, number))
-        finally:
-            env.close()
+                yield self.opening(env, split, number)
+        except EnvTimeoutError:
+            raise  # it is still busy, and closing it could take as long
+        except BaseException:
+            with suppress(EnvError):
+                self.ask("close", env.close)
+            raise
+        self.ask("close", env.close)
+
+    def opening(self, env: Env, split: str, number: int) -> Observation:
+        """The opening of one task, played in `env`."""
+        task = self.task(split, number)
+        return self.ask("reset", lambda: admit_observation(env.reset(task), name=self.name))
 
     def placeholder(self, split: str, number: int) -> list[dict[str, Json]]:
         """The prompt as far as it is known without a reset. Once played, the real opening takes its
@@ -218,7 +248,8 @@ def make_source(
     elif _in_trls_style(env):
         shared["instances"] = instances = dict[int, object]()
         factory = lambda: FactoryTurns(env, name=name, instances=instances)  # noqa: E731
-        factory()  # refuses what is no environment, before anything else happens
+        # Refuses what is no environment, before anything else happens.
+        guarded(f"{name}: making it", factory)
     else:
         factory = _from_object(env, config, name)
     return EnvSource(name=name, factory=factory, config=config, rows=rows, **shared)
@@ -250,7 +281,6 @@ def _from_object(env: object, config: EnvConfig, name: str) -> Callable[[], Env]
     """A factory that gives every episode an environment of its own."""
     if inspect.isclass(env):
         return lambda: as_env(env(), config=config, name=name)
-    as_env(
-        env, config=config, name=name
-    )  # refuses what is no environment, before anything else happens
+    # Refuses what is no environment, before anything else happens.
+    guarded(f"{name}: reading it", lambda: as_env(env, config=config, name=name))
     return lambda: as_env(copy.deepcopy(env), config=config, name=name)

@@ -87,6 +87,7 @@ class VerifiersGRPOTrainer(MultiTurnMixin, GRPOTrainer):
         source = make_source(
             env, seed=args.seed, num_tasks=args.num_tasks, config=config.env if config else None
         )
+        source.timeout = args.env_timeout
         several = self._decide(env, args, multi_turn)
         if several and source.texts:
             raise ValueError(
