@@ -14,7 +14,8 @@
 DIR is a folder of safetensors: verl reads no GGUF. All arms have the same tasks and seeds, and the
 same number of steps. Each is a process of its own, stopped after --limit-s. A step's seconds are
 what passes between two rows of metrics, whatever wrote them; the first step is left out, because it
-has the start in it. Then the run is taken up again for one more step, unless the arm is trl.
+has the start in it. Then the run is taken up again for one more step, unless the arm is trl or
+--no-resume is given.
 FOLDER/table.md and FOLDER/results.json are written after every arm, so that a machine that goes
 away leaves what was measured.
 """
@@ -79,7 +80,7 @@ TINY = (
     *("model.dtype=float32", "train.device=cpu", "rollout.slots=4", "rollout.max_context=1024"),
     *("rollout.max_response_tokens=8", "env.max_turn=2", "eval.episodes=4"),
     *("rollout.train.env_groups=2", "rollout.train.group_size=2", "train.max_idle_steps=9"),
-    *("train.compile=false", "train.micro_batch_tokens=4096"),
+    *("train.compile=false", "train.micro_batch_tokens=4096", "train.mini_batches=2"),
 )
 """It shows that the arms run, and nothing else."""
 GAPS = ("train/gap_mean", "sampling/sampling_logp_difference/mean")
@@ -175,7 +176,7 @@ def measure(arm: str, plan: Sequence[str], options: argparse.Namespace) -> Measu
         found.reward.append(_first(row, REWARDS))
         found.gap.append(_first(row, GAPS))
     found.held_out = held_out(run) if rows else []
-    if code == 0 and place != "trl":
+    if code == 0 and place != "trl" and options.resume:
         again = [f"train.steps={steps + 1}"]
         line = command(run, again, resume=True)
         play(run, line, options.out / f"{arm}-resume.log", limit=options.limit_s)
@@ -250,6 +251,7 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--steps", type=int, default=None, help="default: 10; with --tiny 2")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--limit-s", type=float, default=500.0, help="of one process")
+    parser.add_argument("--no-resume", action="store_false", dest="resume")
     parser.add_argument("--set", nargs="*", default=[], dest="settings")
     parser.add_argument("--tiny", action="store_true", help="a tiny model on the CPU")
     options = parser.parse_args(words)

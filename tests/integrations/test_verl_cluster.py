@@ -34,6 +34,12 @@ class Reader(FileGame):
     def __init__(self):
         Path("maps.txt").read_text()
 """
+CONFIG = """
+import json, sys
+from pathlib import Path
+from turnwise.config.schema import Config
+config = Config.model_validate(json.loads(Path(sys.argv[1]).read_text()))
+"""
 DRIVER = """
 import json, os, sys
 from pathlib import Path
@@ -111,6 +117,22 @@ def test_environments_of_the_driver_reach_the_workers(tmp_path: Path, cluster: s
     for episode in run.episodes(1):
         said = [len(turn.text) for turn in episode.turns]
         assert episode.reward == pytest.approx(4.0 if episode.tag == "script" else sum(said))
+
+
+def test_the_page_joins_a_running_cluster(tmp_path: Path, cluster: str) -> None:
+    """The block of docs/scale.md, with one node of one device."""
+    mark = "<!-- run by tests/integrations/test_verl_cluster.py -->\n```python\n"
+    page = (ROOT / "docs/scale.md").read_text(encoding="utf-8")
+    code = page.partition(mark)[2].partition("```")[0]
+    assert "nodes=4, gpus=8" in code
+    (tmp_path / "given.json").write_text(tiny_config(tmp_path, "train.steps=1").model_dump_json())
+    program = CONFIG + code.replace("nodes=4, gpus=8", "nodes=1, gpus=1")
+    environment = {"RAY_ADDRESS": cluster}  # what "auto" finds
+    given = str(tmp_path / "given.json")
+    outcome = run_python(program, given, seconds=600, environment=environment)
+    assert outcome.code == 0, outcome.text[-4000:]
+    rows = [row for row in RunReader(tmp_path / "runs/run").metrics() if "rollout/reward" in row]
+    assert [row["rollout/failures"] for row in rows] == [0]
 
 
 def test_what_a_node_cannot_make_is_refused_before_the_first_worker(

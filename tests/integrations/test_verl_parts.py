@@ -16,13 +16,14 @@ from verl.utils.metric import Metric
 from verl_parts import tiny_folder
 
 from turnwise.algos.table import build_algorithm
-from turnwise.config.schema import Config, RolloutConfig
+from turnwise.config.schema import Config, EnvConfig, RolloutConfig
 from turnwise.data.batch import Batch, collate
 from turnwise.evaluate.evaluation import Outcome
 from turnwise.generate.base import ContextOverflowError, GeneratorError, Sampling, Session
 from turnwise.integrations.verl.config.contract import CONTRACT, check_contract
 from turnwise.integrations.verl.config.require import VerlUnavailableError
 from turnwise.integrations.verl.engines import patches
+from turnwise.integrations.verl.rollout.agent_loop import SingleEpisodeProxy
 from turnwise.integrations.verl.rollout.generator import ServerEngine, ServerGenerator
 from turnwise.integrations.verl.trainer.agent_trainer import AgentTrainer
 from turnwise.integrations.verl.trainer.evaluation import judge
@@ -455,3 +456,35 @@ def test_verls_older_trainers_do_not_take_our_config(module: str, name: str) -> 
     config = OmegaConf.create({"turnwise": {"config": "frozen_lake"}})
     with pytest.raises(ValueError, match=rf"{name} is verl's own trainer.*one_step_off_policy"):
         getattr(import_module(module), name)(config, None, {}, None)
+
+
+STUCK = """
+import threading
+
+class Stuck:
+    max_turns = None
+
+    def reset(self, task, noise_seed=0):
+        raise NotImplementedError
+
+    step = finish = reset
+
+    def close(self):
+        pass
+
+    def make_task(self, seed, split):
+        threading.Event().wait()
+"""
+
+
+def test_a_task_that_is_never_made_ends_its_episodes(tmp_path: Path) -> None:
+    (tmp_path / "stuck.py").write_text(STUCK)
+    rollout = RolloutConfig(isolation="inline", reset_timeout=0.3)
+    env = EnvConfig(name=f"{tmp_path / 'stuck.py'}:Stuck")
+    generator: Any = SimpleNamespace(max_context=100)
+    loop = SingleEpisodeProxy(
+        Config(env=env, rollout=rollout), generator, tiny_tokenizer(), split="train", section={}
+    )
+    plans = [loop.plan(0, member, step=0) for member in range(2)]
+    assert {str(plan.error) for plan in plans} == {f"{env.name}: make_task took longer than 0.3 s"}
+    loop.close()

@@ -24,10 +24,12 @@ pytestmark = [pytest.mark.verl, pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 def test_two_ranks_and_resume(tmp_path: Path) -> None:
-    config = tiny_config(tmp_path, "checkpoint.every=2")
+    # An evaluation at the checkpoint: its row must not stand before that of the step.
+    words = ("checkpoint.every=2", "eval.after=true")
+    config = tiny_config(tmp_path, *words)
     run, _ = trained(tmp_path, config, gpus=2)
     assert (run.path / "checkpoints" / "global_step_2").is_dir()
-    longer = tiny_config(tmp_path, "checkpoint.every=2", "train.steps=3")
+    longer = tiny_config(tmp_path, *words, "train.steps=3")
     outcome = train_apart(tmp_path, longer, gpus=2, resume=str(run.path))
     assert outcome.code == 0, outcome.text[-4000:]
     rows = [row for row in run.metrics() if "rollout/reward" in row]

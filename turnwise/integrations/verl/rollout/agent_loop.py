@@ -24,7 +24,6 @@ from turnwise.rollout.plan import (
     EpisodePlan,
     divide_groups,
     env_configs,
-    task_of_seed,
     turn_limit,
 )
 from turnwise.rollout.proxy import AgentProxy
@@ -186,7 +185,7 @@ class SingleEpisodeProxy(AgentProxy):
         tag = divide_groups(groups)[group] or config.env.name
         probe = self.env_state.probes[tag]
         task_seed = derive_seed(config.seed, f"task/{split}", moment, group)
-        task, error = task_of_seed(probe, task_seed, split, tag=tag)
+        task, error = self.env_state.task(tag, task_seed, step=step)
         return EpisodePlan(
             env_id=next(self._numbers),
             group_id=index,

@@ -123,6 +123,10 @@ class AgentTrainer(PacedTrainer):
         address: as in `train`. A Ray that this process has joined is used as it is.
     """
 
+    _later: list[tuple[int, dict[str, float]]] | None = None
+    """What was validated in a step, until the step's own row is written: rows are in the order of
+    their steps, so that a resumed run can cut them at its checkpoint. None: no step is going on."""
+
     def __init__(
         self,
         config: Any,
@@ -541,6 +545,7 @@ class AgentTrainer(PacedTrainer):
         advantages = torch.zeros_like(ours.advantages) if self._idle else ours.advantages
         tensors = {"advantages": advantages, "returns": ours.returns}
         self.recorder.step(self.global_steps - 1, rows, ours)
+        self._later = []
         if self.algorithm.tis_cap is not None:
             assert ours.old_logprobs is not None
             ratio = (ours.old_logprobs - ours.logprobs).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
@@ -610,7 +615,10 @@ class AgentTrainer(PacedTrainer):
             step = min(self.global_steps, self.total_training_steps)
             label = "after" if step == self.total_training_steps else "during" if step else "before"
             self.state.evaluations.append(result.event(step, label))
-        self.recorder.metrics(self.global_steps, metrics)
+        if self._later is None:
+            self.recorder.metrics(self.global_steps, metrics)
+        else:
+            self._later.append((self.global_steps, metrics))
         return metrics
 
     def _compute_metrics(
@@ -622,6 +630,9 @@ class AgentTrainer(PacedTrainer):
             name: value for name, value in metrics.items() if not name.startswith(("eval/", "val-"))
         }
         self.recorder.metrics(self.global_steps - 1, own)
+        later, self._later = self._later or [], None
+        for step, found in later:
+            self.recorder.metrics(step, found)
 
 
 register_trainer(MODE)(AgentTrainer)  # as a decorator it would hide the class's type
