@@ -262,7 +262,7 @@ def line_of(error: BaseException) -> str:
         >>> line_of(KeyError("side"))
         ''
     """
-    if isinstance(error, SyntaxError):
+    if issubclass(type(error), SyntaxError):
         return ""  # it names file and line itself
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if not _is_library(frame.filename)]

@@ -12,6 +12,7 @@ from turnwise.envs import registry
 from turnwise.envs.base import BaseEnv
 from turnwise.envs.games.frozen_lake import FrozenLake
 from turnwise.envs.games.simple_game import SimpleGameEnvironment
+from turnwise.isolation.worker import handle
 
 FIRST = {"bandit", "frozen_lake", "countdown", "simple_game"}
 
@@ -134,3 +135,32 @@ def test_the_runs_limit_on_turns_counts_where_the_environment_sets_none() -> Non
     assert registry.make_env(EnvConfig(name="frozen_lake"), max_turn=7).max_turns == 7
     assert registry.make_env(EnvConfig(name="frozen_lake", max_turn=3), max_turn=7).max_turns == 3
     assert registry.make_env(EnvConfig(name="bandit"), max_turn=7).max_turns == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({}, "'needs.py:Sized' cannot do without env.options.size and env.options.kind; set"),
+        ({"size": 3}, "cannot do without env.options.kind; set it"),
+        ({"sise": 3}, "has no option 'sise'; did you mean 'size'"),
+    ],
+)
+def test_a_missing_option_is_told_by_its_setting(
+    options: dict[str, Any], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("needs.py").write_text("class Sized:\n  def __init__(self, size, *, kind, more=1): ...\n")
+    with pytest.raises(registry.EnvOptionsError, match=message):
+        registry.make("needs.py:Sized", options)
+
+
+def test_a_worker_tells_the_line_of_an_error_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("torn.py").write_text("class Env:\n    def reset(self):\n        return (\n")
+    Path("raises.py").write_text("class Env:\n    def __init__(self):\n        {}['side']\n")
+    for name, line in (("torn.py:Env", "(torn.py, line 3)"), ("raises.py:Env", ", line 3)")):
+        said = handle({}, {"op": "open", "id": 0, "config": {"name": name}})["error"]
+        assert said.endswith(line), said
+        assert ".py:3" not in said, said

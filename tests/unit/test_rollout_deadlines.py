@@ -2,14 +2,23 @@
 
 import asyncio
 import threading
+from pathlib import Path
 
 import pytest
 from rollout_parts import CountEnv, config_for, says
 
+from turnwise.cli.play import play_game
+from turnwise.config import Config
+from turnwise.config.schema import EnvConfig, RolloutConfig
+from turnwise.envs.base import EnvError
+from turnwise.evaluate.players import ScriptedPlayer
+from turnwise.isolation.measure import choose_isolation
 from turnwise.procs.deadlines import Deadlines
+from turnwise.rollout.env_state import EnvStateManager
 from turnwise.rollout.proxy import AgentProxy
 from turnwise.testing.tiny import tiny_tokenizer
-from turnwise.types import Status, Task
+from turnwise.train.sources import play_tasks
+from turnwise.types import Episode, Status, Task
 
 
 def test_only_who_is_late_is_told_so() -> None:
@@ -134,3 +143,72 @@ def test_a_method_outside_the_episode_that_hangs_has_a_limit(method: str, isolat
         assert {episode.status for episode in episodes} == {Status.COMPLETED}
     else:
         assert all("make_task took longer than 0.2 s" in str(e.error) for e in episodes)
+
+
+@pytest.mark.parametrize("method", ["make_task", "close"])
+def test_players_wait_for_no_method_without_a_limit(method: str) -> None:
+    """Demonstrations of `sft` and warm starts: tasks are made before anything is played."""
+    seconds = {"make_task": (0.2, 60.0), "close": (60.0, 0.2)}[method]
+    limits = dict(zip(("reset_timeout", "step_timeout"), seconds, strict=True))
+    config = config_for(isolation="inline", num_workers=2, retries=0, **limits)
+
+    def play() -> list[Episode]:
+        return play_tasks(
+            config,
+            ScriptedPlayer("test", lambda situation: "go"),
+            "count",
+            config.env,
+            count=3,
+            purpose="test",
+            task_seed=lambda number: number,
+            factories={"count": lambda: Stuck(method)},
+        )
+
+    if method == "close":
+        assert len(play()) == 3
+    else:
+        with pytest.raises(EnvError, match=r"count: make_task took longer than 0\.2 s"):
+            play()
+
+
+def test_one_episode_at_a_time_waits_for_no_task_without_a_limit() -> None:
+    """As verl's agent loop asks for them. Its members of one step wait once."""
+    config = config_for(isolation="inline", reset_timeout=0.2)
+    state = EnvStateManager(config, factories={"count": lambda: Stuck("make_task")})
+    asked = [state.task("count", seed, step=4) for seed in (1, 2)]
+    assert {error for _, error in asked} == {"count: make_task took longer than 0.2 s"}
+    assert [task.seed for task, _ in asked] == [1, 2]
+    state.close()
+
+
+NO_TASK = """
+import time
+
+from turnwise.envs.games.bandit import Bandit
+from turnwise.envs.text_turns import TextTurns
+
+
+class NoTask(TextTurns):
+    def make_task(self, seed, split):
+        time.sleep(600)
+
+
+def make():
+    from turnwise.config.schema import EnvConfig
+
+    return NoTask(Bandit(), config=EnvConfig(name="bandit"), name="no_task")
+"""
+
+
+def test_a_task_that_is_never_made_hangs_neither_the_measurement_nor_a_game(tmp_path: Path) -> None:
+    (tmp_path / "no_task.py").write_text(NO_TASK)
+    env = EnvConfig(name=f"{tmp_path / 'no_task.py'}:make")
+    rollout = RolloutConfig(reset_timeout=0.5)
+    assert choose_isolation({"x": env}, rollout, factories={}) == ("process", {"x": float("inf")})
+    with pytest.raises(EnvError, match=r"make_task took longer than 0\.5 s"):
+        play_game(
+            Config(env=env, rollout=rollout.model_copy(update={"isolation": "inline"})),
+            seed=0,
+            split="train",
+            as_model=False,
+        )

@@ -81,7 +81,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "runs/run"
 
 
-# Resets: 64 of the warm start, then 8 of every evaluation and of every step. After an evaluation in
+# Resets: 64 of the warm start, then 8 of every evaluation and of every step. After the first one in
 # which no episode ended come 8 of the random player: does the environment report success at all?
 @pytest.mark.parametrize(
     ("at", "name", "status", "steps"),
@@ -89,7 +89,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (70, "SIGINT", 130, 0),  # in the evaluation before training
         (93, "SIGTERM", 143, 1),  # in the second step's rollout
         (100, "SIGINT", 130, 2),  # in the evaluation after the second step
-        (131, "SIGTERM", 143, 4),  # in the evaluation after training
+        (123, "SIGTERM", 143, 4),  # in the evaluation after training
     ],
 )
 def test_stopped_and_resumed_is_equal_to_never_stopped(

@@ -190,8 +190,8 @@ class BaseEnv(ABC):
         truncated, info). Raises BadActionError for an action that cannot be played."""
 
     def render(self) -> str:
-        """The state as text, for the Play view of `turnwise inspect`: a board, where there is one.
-        Default: empty."""
+        """The state as text, for `turnwise play` and the Play view of `turnwise inspect`: a board,
+        where there is one. Default: empty."""
         return ""
 
     def state_key(self) -> str | None:

@@ -15,6 +15,7 @@ import reprlib
 from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any, TypeVar, cast, get_args
 
 from turnwise.envs.base import Env, EnvError, EnvTimeoutError
@@ -77,7 +78,7 @@ def ask(what: str, function: Callable[[], T]) -> T:
     except BaseException as error:
         if from_the_user(error, before=before):
             raise KeyboardInterrupt from error
-        if isinstance(error, EnvError):
+        if _is_env_error(error):
             raise
         raise EnvError(f"{what} raised {raised_at(error)}") from error
     if interrupts() != before and from_the_user(None, before=before):
@@ -94,10 +95,23 @@ def ask_within(what: str, function: Callable[[], T], *, thread: SideThread, limi
         raise EnvTimeoutError(f"{what} took longer than {limit:g} s") from None
 
 
-def close_quietly(env: Env) -> None:
-    """Closes an environment whose work is done. A failure is logged."""
+def _is_env_error(error: BaseException) -> bool:
+    """True for an EnvError that says that it is one. `isinstance` would ask the error's own
+    `__class__`, which may be anything."""
     try:
-        ask("close", env.close)
+        return issubclass(type(error), EnvError) and error.__class__ is type(error)
+    except BaseException:
+        return False
+
+
+def close_quietly(env: Env, *, thread: SideThread | None = None, limit: float = 0.0) -> None:
+    """Closes an environment whose work is done, in `thread` within `limit` seconds where one is
+    given. A failure is logged."""
+    try:
+        if thread is None:
+            ask("close", env.close)
+        else:
+            ask_within("close", env.close, thread=thread, limit=limit)
     except EnvError as error:
         logger.warning("closing an environment failed: %s", error)
 
@@ -178,9 +192,10 @@ def read_text(value: Any, *, what: str) -> str:
         return value
     if not isinstance(value, str):
         raise EnvError(f"{what} must be text, got {type(value).__name__}: {brief(value)}")
-    if len(value) > MAX_TEXT:
-        raise EnvError(f"{what} has {len(value)} characters; the limit is {MAX_TEXT}")
-    return clean_text(value)
+    text = clean_text(value)  # a subclass may lie about its length
+    if len(text) > MAX_TEXT:
+        raise EnvError(f"{what} has {len(text)} characters; the limit is {MAX_TEXT}")
+    return text
 
 
 def read_reward(value: Any, *, name: str, what: str = "a reward") -> float:
@@ -210,7 +225,7 @@ def read_reward(value: Any, *, name: str, what: str = "a reward") -> float:
 
 def read_flag(value: Any, *, name: str) -> bool:
     """True or False, from a bool or numpy's."""
-    if isinstance(value, bool):
+    if value is True or value is False:
         return value
     if type(value).__module__ == "numpy" and type(value).__name__ in ("bool", "bool_"):
         return bool(value)
@@ -237,8 +252,9 @@ def read_info(value: Any, *, name: str) -> dict[str, Json]:
     room = _Room(MAX_INFO)
     info = cast(dict[str, Json], _plain(items, room, 0))
     if room.cut:
-        few = {key: item for key, item in items.items() if _is_short(item)}
-        rest = {key: item for key, item in items.items() if key not in few}
+        known = dict(islice(items.items(), MAX_INFO))  # more keys would not fit; it may be endless
+        few = {key: item for key, item in known.items() if _is_short(item)}
+        rest = {key: item for key, item in known.items() if key not in few}
         info = cast(dict[str, Json], _plain({**few, **rest}, _Room(MAX_INFO), 0))
         info[CUT] = f"this info was longer than {MAX_INFO} characters"
     return info
@@ -383,7 +399,7 @@ def read_message(item: Any, *, where: str) -> Message:
         turnwise.envs.base.EnvError: coin: reset: the content of a message must be text, got int: 7
     """
     if isinstance(item, Message):
-        if _is_plain(item):
+        if type(item) is Message and _is_plain(item):
             return item
         return _read_fields(
             item.role, item.content, item.tool_calls, item.tool_call_id, item.name, where=where
@@ -422,14 +438,15 @@ def _is_plain(message: Message) -> bool:
 def _read_fields(
     role: Any, content: Any, calls: Any, call_id: Any, name: Any, *, where: str
 ) -> Message:
-    if not isinstance(role, str) or role not in ROLES:
+    role = clean_text(role) if isinstance(role, str) else role
+    if type(role) is not str or role not in ROLES:
         raise EnvError(
             f"{where}: a message's role is one of {', '.join(get_args(Role))}, got {brief(role)}"
         )
     if not isinstance(calls, Sequence) or isinstance(calls, str | bytes):
         raise EnvError(f"{where} holds malformed tool calls: {brief(calls)}")
     return Message(
-        role=cast(Role, str(role)),
+        role=cast(Role, role),
         content=read_text(content, what=f"{where}: the content of a message"),
         tool_calls=tuple(_read_call(call, where=where) for call in cast(Sequence[Any], calls)),
         tool_call_id=_optional(call_id, what=f"{where}: the tool_call_id of a message"),
@@ -589,11 +606,11 @@ def admit_task(value: Any, *, name: str) -> Task:
     seed = cast(object, value.seed)
     if not isinstance(payload, dict):
         raise EnvError(f"{name}: the payload of a task is a dict, got {brief(value.payload)}")
-    if not isinstance(seed, int) or isinstance(seed, bool) or seed.bit_length() > MAX_INT_BITS:
+    if not isinstance(seed, int) or isinstance(seed, bool) or int.bit_length(seed) > MAX_INT_BITS:
         raise EnvError(f"{name}: the seed of a task is an integer, got {brief(seed)}")
     return Task(
         id=read_text(value.id, what=f"{name}: the id of a task"),
-        seed=int(seed),
+        seed=int.__int__(seed),
         payload=cast(dict[str, Json], payload),
         split=read_text(value.split, what=f"{name}: the split of a task"),
     )

@@ -7,10 +7,11 @@ from difflib import get_close_matches
 from functools import cache
 from importlib.metadata import entry_points
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, cast
 
 from turnwise.config.schema import EnvConfig
-from turnwise.envs.base import Env, SharedEnv
+from turnwise.envs.base import Env, EnvError, SharedEnv
+from turnwise.envs.gate import ask, raised_at
 from turnwise.user_code import UnknownNameError, load_named
 
 ENTRY_POINT_GROUP = "turnwise.envs"
@@ -21,6 +22,14 @@ _LOCAL_SETTINGS = ("name", "options", "max_turn", "shaping")
 
 class UnknownEnvError(ValueError):
     """No environment has that name."""
+
+
+class EnvOptionsError(ValueError):
+    """The options are not those of the environment: one is unknown, or one is missing."""
+
+
+class EnvNotMadeError(ValueError):
+    """The environment's own code raised while it was imported or made; the message says where."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -301,6 +310,11 @@ def make(name: str, options: Mapping[str, Any] | None = None) -> object:
     Example:
         >>> type(make("Bandit", {"low": 0.1})).__name__
         'Bandit'
+
+    Raises:
+        UnknownEnvError: nothing has that name.
+        EnvOptionsError: the options are not those of the environment.
+        EnvNotMadeError: its own code raised.
     """
     spec = find_env(name)
     if spec.missing:
@@ -312,13 +326,22 @@ def make(name: str, options: Mapping[str, Any] | None = None) -> object:
     factory = _load(spec.target) if isinstance(spec.target, str) else spec.target
     options = {**spec.given, **(options or {})}
     if spec.selects is not None and spec.selects not in options:
-        raise ValueError(
+        raise EnvOptionsError(
             f"environment {spec.name!r} has many variants: choose one with the option "
             f"{spec.selects!r}, or as "
             f"{spec.name}:..., where ... is its {spec.selects}"
         )
     _check_options(spec.name, factory, options)
-    return factory(**options)
+    try:
+        return factory(**options)
+    except EnvError as error:
+        if is_ours(spec.name):  # about a file that its options name
+            raise EnvOptionsError(str(error)) from error
+        raise
+    except (ValueError, ImportError):  # which say what to do
+        raise
+    except Exception as error:
+        raise EnvNotMadeError(raised_at(error)) from error
 
 
 def make_env(config: EnvConfig, *, max_turn: int | None = None) -> Env:
@@ -336,10 +359,20 @@ def make_env(config: EnvConfig, *, max_turn: int | None = None) -> Env:
     if config.max_turn is None and max_turn is not None:
         config = config.model_copy(update={"max_turn": max_turn})
     name = config.name if ":" in config.name else find_env(config.name).name
-    made = make(config.name, config.options)
-    if isinstance(made, SharedEnv):
-        refuse_local_settings(config)
-    return as_env(made, config=config, name=name)
+
+    def build() -> Env | Exception:
+        try:
+            made = make(config.name, config.options)
+            if isinstance(made, SharedEnv):
+                refuse_local_settings(config)
+            return as_env(made, config=config, name=name)
+        except Exception as error:
+            return error
+
+    found = ask(f"{name}: making it", build)  # a SystemExit of the user's would end the program
+    if issubclass(type(found), Exception):
+        raise cast(Exception, found)
+    return cast(Env, found)
 
 
 def is_ours(name: str) -> bool:
@@ -428,19 +461,20 @@ def _load(target: str) -> Callable[..., Any]:
         return load_named(target)
     except UnknownNameError as error:
         raise UnknownEnvError(str(error)) from error
+    except Exception as error:
+        raise EnvNotMadeError(raised_at(error)) from error
 
 
 def _check_options(name: str, factory: Callable[..., Any], options: Mapping[str, Any]) -> None:
-    parameters = inspect.signature(factory).parameters
-    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
-        return
-    known = [
-        key
-        for key, parameter in parameters.items()
-        if parameter.kind is not parameter.POSITIONAL_ONLY
-    ]
-    for key in options:
+    parameters = inspect.signature(factory).parameters.values()
+    named = [one for one in parameters if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)]
+    known = [one.name for one in named]
+    for key in () if any(one.kind is one.VAR_KEYWORD for one in parameters) else options:
         if key not in known:
             near = get_close_matches(key, known, n=1, cutoff=0.4)
             hint = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(known) or 'none'}"
-            raise ValueError(f"environment {name!r} has no option {key!r}; {hint}")
+            raise EnvOptionsError(f"environment {name!r} has no option {key!r}; {hint}")
+    missing = [one.name for one in named if one.default is one.empty and one.name not in options]
+    if missing:
+        settings = " and ".join(f"env.options.{key}" for key in missing)
+        raise EnvOptionsError(f"environment {name!r} cannot do without {settings}; set it")

@@ -14,12 +14,13 @@ from typing import Any
 from turnwise.config.schema import Config, EnvConfig, FormatConfig
 from turnwise.envs.actions import write_reply
 from turnwise.envs.base import EnvError, hint_of
-from turnwise.envs.gate import close_quietly
+from turnwise.envs.gate import ask_within, close_quietly
 from turnwise.envs.message_turns import MessageTurns
 from turnwise.envs.registry import is_ours, make_env
 from turnwise.envs.text_turns import TextTurns
 from turnwise.evaluate.evaluation import EvalResult, evaluate
 from turnwise.evaluate.players import Player, RandomPlayer, Situation
+from turnwise.procs.threads import SideThread
 from turnwise.rollout.plan import env_configs, turn_limit
 from turnwise.seeding import derive_seed
 from turnwise.types import Message, Task
@@ -128,6 +129,7 @@ def find_baselines(config: Config) -> list[Baseline]:
     """
     plans: dict[str, tuple[BlindPlan, FormatConfig]] = {}
     random, experts = list[bool](), list[str | None]()
+    beside = SideThread("turnwise-baselines")
     configs = env_configs(config, config.rollout.val)
     for tag, env_config in configs.items():
         env = make_env(env_config)
@@ -139,7 +141,12 @@ def find_baselines(config: Config) -> list[Baseline]:
                 and (plan := _search(config, env_config, env)) is not None
             ):
                 plans[tag] = (plan, env_config.format)
-            env.reset(env.make_task(0, "train"))
+            ask_within(
+                f"{env_config.name}: a first reset",
+                lambda env=env: env.reset(env.make_task(0, "train")),
+                thread=beside,
+                limit=config.rollout.reset_timeout,
+            )
             random.append(hint_of(env, "random", 0) is not None)
             own = isinstance(env, TextTurns | MessageTurns)
             known = own and hint_of(env, "expert", 0) is not None

@@ -22,7 +22,13 @@ from turnwise.envs.actions import write_reply
 from turnwise.envs.adapters import as_env
 from turnwise.envs.base import Env, EnvError, EnvTimeoutError, Hint, hint_of
 from turnwise.envs.gate import raised_at
-from turnwise.envs.registry import find_env, make_env
+from turnwise.envs.registry import (
+    EnvNotMadeError,
+    EnvOptionsError,
+    UnknownEnvError,
+    find_env,
+    make_env,
+)
 from turnwise.envs.text_turns import TextTurns
 from turnwise.procs.channel import receive_frame, send_frame, start_beside, stop
 from turnwise.procs.progress import Progress
@@ -104,6 +110,9 @@ def check_env(
     refused, and that reset and close can be repeated. `player` writes the replies; by default they
     are random legal ones. A call that takes longer than `limits` allow (rollout.reset_timeout,
     rollout.step_timeout) is an error, and the check ends there.
+
+    Raises:
+        UnknownEnvError, EnvOptionsError: there is nothing to check.
     """
     config = config if config is not None else EnvConfig()
     if isinstance(env_or_name, str):
@@ -250,6 +259,10 @@ class _Checker:
                 env = None  # it may hang in its close, too
             except EnvError as error:
                 self._error("contract", str(error))
+            except (UnknownEnvError, EnvOptionsError):  # there is nothing to check
+                raise
+            except EnvNotMadeError as error:
+                self._error("raises", str(error))
             except Exception as error:
                 self._error("raises", raised_at(error))
             if env is not None:
@@ -501,7 +514,7 @@ def check_beside(name: str, *, seeds: int, config: EnvConfig, limits: RolloutCon
     any other.
 
     Raises:
-        ValueError: the environment cannot be made at all.
+        ValueError: there is no such environment, or the options are not its own.
     """
     process, sock = start_beside("turnwise.evaluate.check_env", stderr=subprocess.PIPE)
     said: list[str] = []

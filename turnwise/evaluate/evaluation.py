@@ -54,6 +54,7 @@ def evaluate(
     step: int = 0,
     factories: Mapping[str, EnvFactory] | None = None,
     on_episode: Callable[[Episode], None] | None = None,
+    reports: dict[str, bool] | None = None,
 ) -> EvalResult:
     """Evaluates the player on held-out tasks. The same config and count give the same tasks for
     every player.
@@ -62,6 +63,8 @@ def evaluate(
         episodes: how many tasks, each played once. None: config.eval.episodes.
         factories: environments given as objects, by tag.
         on_episode: called with every finished episode.
+        reports: what earlier evaluations found out: tag -> whether its environment reports success.
+            Completed by this one, so that a run asks once.
 
     Raises:
         EvaluationError: every episode failed.
@@ -79,7 +82,14 @@ def evaluate(
         played = proxy.play_all(step, on_episode=on_episode)
     finally:
         proxy.close()
-    speaking = _speaking(config, played, split=split, step=step, factories=factories)
+    reports = {} if reports is None else reports
+    reports |= {one.tag: True for one in played if one.success is not None}
+    ended = {one.tag for one in played if one.status is Status.COMPLETED}
+    silent = {one.tag for one in played if not one.status.failed} - ended
+    if silent - reports.keys():
+        speaking = _speaking(config, played, split=split, step=step, factories=factories)
+        reports |= {tag: tag in speaking for tag in silent - reports.keys()}
+    speaking = {tag for tag in silent if reports[tag]}
     return EvalResult.of(player.name, played, speaking=speaking)
 
 
@@ -95,10 +105,6 @@ def _speaking(
     episodes neither ended by themselves nor heard of success: a player without legal replies has
     no success, and an environment that never reports any looks alike.
     """
-    known = {one.tag for one in played if one.success is not None or one.status is Status.COMPLETED}
-    silent = {one.tag for one in played if not one.status.failed} - known
-    if not silent:
-        return set()
     count = PROBES * len({one.tag for one in played})
     try:
         probes = play_episodes(
@@ -106,4 +112,4 @@ def _speaking(
         )
     except PlayerError:  # there are no random replies: nothing is known
         return set()
-    return silent & {one.tag for one in probes if one.success is not None}
+    return {one.tag for one in probes if one.success is not None}

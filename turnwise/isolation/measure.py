@@ -3,17 +3,17 @@
 import itertools
 import logging
 import socket
-import threading
 import time
 from collections.abc import Callable, Mapping
 
 from turnwise.config.schema import EnvConfig, Isolation, RolloutConfig
-from turnwise.envs.base import Env, EnvError, EnvFactory, hint_of
-from turnwise.envs.gate import close_quietly
+from turnwise.envs.base import Env, EnvError, EnvFactory, EnvTimeoutError, hint_of
+from turnwise.envs.gate import admit_task, ask_within, close_quietly
 from turnwise.envs.registry import is_ours, is_remote, make_env
 from turnwise.envs.wire import decode, encode, result_from_json
 from turnwise.procs.channel import receive_frame, send_frame, start_beside, stop
 from turnwise.procs.progress import Progress
+from turnwise.procs.threads import SideThread
 from turnwise.types import Json, Message
 
 logger = logging.getLogger(__name__)
@@ -104,23 +104,18 @@ def _play_a_little(env: Env, seed: int) -> float:
 
 
 def _measure_here(factory: EnvFactory, *, limit: float) -> float:
-    """Seconds per call; infinite if the environment hangs."""
-    found: list[float | Exception] = []
+    """Seconds per call; infinite if the environment hangs.
 
-    def run() -> None:
-        try:
-            found.append(seconds_per_call(factory))
-        except Exception as error:
-            found.append(error)
-
-    thread = threading.Thread(target=run, name="turnwise-measure", daemon=True)
-    thread.start()
-    thread.join(limit)
-    if not found:
+    Raises:
+        EnvError: the environment failed.
+    """
+    beside = SideThread("turnwise-measure")
+    try:
+        return ask_within(
+            "a short episode", lambda: seconds_per_call(factory), thread=beside, limit=limit
+        )
+    except EnvTimeoutError:
         return float("inf")
-    if isinstance(found[0], Exception):
-        raise found[0]
-    return found[0]
 
 
 def _measure_in_worker(config: EnvConfig, rollout: RolloutConfig) -> float:
@@ -152,6 +147,7 @@ def _drive(sock: socket.socket, config: EnvConfig, rollout: RolloutConfig) -> fl
     """Plays short episodes in a worker; the seconds per call that `least` finds."""
 
     numbers = itertools.count(1)
+    beside = SideThread("turnwise-measure")
 
     def ask(op: str, limit: float, **body: Json) -> Json:
         sock.settimeout(limit)
@@ -168,7 +164,13 @@ def _drive(sock: socket.socket, config: EnvConfig, rollout: RolloutConfig) -> fl
         return result["ok"]
 
     def play(episode: int) -> float:
-        task = probe.make_task(episode, "train").to_json()
+        made = ask_within(
+            f"{config.name}: make_task",
+            lambda: admit_task(probe.make_task(episode, "train"), name=config.name),
+            thread=beside,
+            limit=rollout.reset_timeout,
+        )
+        task = made.to_json()
         started, calls = time.perf_counter(), 1
         ask("reset", rollout.reset_timeout, task=task, noise_seed=0)
         for number in range(MEASURED_STEPS):
@@ -182,6 +184,9 @@ def _drive(sock: socket.socket, config: EnvConfig, rollout: RolloutConfig) -> fl
 
     probe = make_env(config)
     ask("open", IMPORT_SECONDS + rollout.reset_timeout, config=config.model_dump(mode="json"))
-    seconds = least(play)
-    close_quietly(probe)
-    return seconds
+    try:
+        return least(play)
+    except EnvTimeoutError:
+        raise _LostError from None
+    finally:
+        close_quietly(probe, thread=beside, limit=rollout.reset_timeout)

@@ -5,6 +5,7 @@ ends when the socket closes. It does not import torch.
 """
 
 import os
+import re
 import resource
 import socket
 import traceback
@@ -17,17 +18,23 @@ from turnwise.envs.wire import decode, encode, observation_to_json, result_to_js
 from turnwise.procs.channel import receive_frame, send_frame
 from turnwise.types import Json, Message, Task
 
+NAMES_A_LINE = re.compile(r", line \d+\)$")
+"""A message that names file and line of the user's code already."""
+
 
 def handle(envs: dict[int, Env], request: dict[str, Json]) -> dict[str, Json]:
     """The answer to one request: {"ok": ...}, or {"error": text} if the environment failed."""
     try:
         return {"ok": ask(request["op"], lambda: _play(envs, request))}
     except EnvError as error:  # the episode's boundary: a failure becomes a Status in the parent
+        said = words(error)
+        if NAMES_A_LINE.search(said):
+            return {"error": said}
         # A cause that was never raised has no frames.
         causes = [cause for cause in (error.__cause__, error) if cause is not None]
         frames = [frame for cause in causes for frame in _last_frame(cause)]
         where = [f" ({os.path.basename(last.filename)}:{last.lineno})" for last in frames[:1]]
-        return {"error": words(error) + "".join(where)}
+        return {"error": said + "".join(where)}
 
 
 def _last_frame(error: BaseException) -> list[traceback.FrameSummary]:

@@ -71,4 +71,5 @@ def from_the_user(error: BaseException | None, *, before: int) -> bool:
     if _watchers:
         return _arrived != before
     ignored = signal.getsignal(signal.SIGINT) is signal.SIG_IGN
-    return isinstance(error, KeyboardInterrupt) and not ignored
+    # `isinstance` would ask the error's own `__class__`, which may be anything.
+    return issubclass(type(error), KeyboardInterrupt) and not ignored

@@ -18,8 +18,8 @@ from turnwise.procs.event_loop import EventLoop
 from turnwise.procs.threads import SideThread
 from turnwise.rollout.agents import Agent, agent_class, find_shaper
 from turnwise.rollout.outputs import EnvInput, EnvOutput
-from turnwise.rollout.plan import EpisodePlan, env_configs, plan_rollout
-from turnwise.types import Episode, Status
+from turnwise.rollout.plan import EpisodePlan, env_configs, plan_rollout, task_of_seed
+from turnwise.types import Episode, Status, Task
 
 logger = logging.getLogger(__name__)
 
@@ -76,6 +76,8 @@ class EnvStateManager:
         }
         given = dict(factories or {})
         self._beside = SideThread("turnwise-probe")
+        self._stuck: dict[str, str] = {}
+        self._stuck_step = -1
         # Made where they make tasks: what an environment opens may be bound to its thread.
         self.probes: dict[str, Env] = {
             tag: self._beside.call(
@@ -94,6 +96,22 @@ class EnvStateManager:
         self.num_resets = step + 1
         self.agents = {plan.env_id: self._agent(plan) for plan in plans}
         return list(self.agents.values())
+
+    def task(self, tag: str, seed: int, *, step: int) -> tuple[Task, str | None]:
+        """(the task of a seed, None), or (a task without a payload, the error), within
+        `rollout.reset_timeout`. An environment that was late is not asked again in the same
+        step."""
+        if step != self._stuck_step:
+            self._stuck, self._stuck_step = {}, step
+        return task_of_seed(
+            self.probes[tag],
+            seed,
+            self.split,
+            tag=tag,
+            thread=self._beside,
+            limit=self._config.rollout.reset_timeout,
+            stuck=self._stuck,
+        )
 
     def take(self, plans: Sequence[EpisodePlan]) -> list[Agent]:
         """Agents for exactly these plans, besides the existing agents. The caller must keep env_ids

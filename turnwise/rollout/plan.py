@@ -113,15 +113,15 @@ def plan_rollout(
         tag = tag or config.env.name
         probe = probes[tag]
         seed = derive_seed(config.seed, f"task/{split}", moment, group_id)
-        if tag in stuck:  # its probe still answers for another group
-            task, error = _no_task(seed, split, tag=tag), stuck[tag]
-        else:
-            limit = config.rollout.reset_timeout
-            try:
-                task, error = task_of_seed(probe, seed, split, tag=tag, thread=thread, limit=limit)
-            except EnvTimeoutError as late:
-                task, error = _no_task(seed, split, tag=tag), words(late)
-                stuck[tag] = error
+        task, error = task_of_seed(
+            probe,
+            seed,
+            split,
+            tag=tag,
+            thread=thread,
+            limit=config.rollout.reset_timeout,
+            stuck=stuck,
+        )
         max_turn = turn_limit(config, configs[tag], probe)
         for index in range(groups.group_size):
             plans.append(
@@ -147,14 +147,19 @@ def task_of_seed(
     split: str,
     *,
     tag: str,
-    thread: SideThread | None = None,
-    limit: float = 0.0,
+    thread: SideThread | None,
+    limit: float,
+    stuck: dict[str, str],
 ) -> tuple[Task, str | None]:
     """(the task of a seed, None), or (a task without a payload, the error).
 
-    Raises:
-        EnvTimeoutError: it took longer than `limit` seconds in `thread`.
+    Args:
+        thread: where it is made, within `limit` seconds. None: here, without a limit.
+        stuck: errors of environments that were late, by tag. They are not asked again: each further
+            task could take as long.
     """
+    if tag in stuck:
+        return _no_task(seed, split, tag=tag), stuck[tag]
 
     def make() -> Task:
         return admit_task(probe.make_task(seed, split), name=tag)
@@ -165,9 +170,10 @@ def task_of_seed(
             return ask(what, make), None
         return ask_within(what, make, thread=thread, limit=limit), None
     except EnvError as error:
-        if thread is not None and isinstance(error, EnvTimeoutError):
-            raise
-        return _no_task(seed, split, tag=tag), words(error) or "EnvError"
+        told = words(error) or "EnvError"
+        if isinstance(error, EnvTimeoutError):
+            stuck[tag] = told
+        return _no_task(seed, split, tag=tag), told
 
 
 def _no_task(seed: int, split: str, *, tag: str) -> Task:

@@ -101,6 +101,8 @@ class RunTrainer(ABC):
         self._enough = False
         """A callback asked for the end."""
         self.evaluations: list[Evaluated] = []
+        self._reports: dict[str, bool] = {}
+        """Of the evaluations: which environments report success."""
         self.step: int = 0
         """Training steps done."""
 
@@ -190,7 +192,13 @@ class RunTrainer(ABC):
         """Evaluates the current policy on the held-out tasks; stores and reports the result."""
         player = PolicyPlayer(generator=self.generator, tokenizer=self.policy.tokenizer)
         with self._stop.discardable():
-            result = evaluate(self.config, player, step=self.step, factories=self.factories)
+            result = evaluate(
+                self.config,
+                player,
+                step=self.step,
+                factories=self.factories,
+                reports=self._reports,
+            )
         event = result.event(self.step, label)
         self.evaluations.append(event)
         self.run.write_metrics(self.step, result.metrics())

@@ -1,6 +1,7 @@
 """The generator that a run samples with: turnwise's own, or the user's, checked before the first
 step."""
 
+from collections.abc import Callable
 from typing import Any, Protocol
 
 from turnwise.config.schema import Config
@@ -25,6 +26,21 @@ class TrainedGenerator(Generator, Protocol):
         ...
 
 
+def find_generator(name: str) -> Callable[..., Any]:
+    """The user's function or class that makes a generator.
+
+    Raises:
+        ValueError: there is none, or it is something else.
+    """
+    found = find_part("generator", name)
+    if not callable(found):
+        raise ValueError(
+            f"rollout.generator {name!r} must be a function or class that makes a generator from "
+            "model, tokenizer, config"
+        )
+    return found
+
+
 def make_generator(config: Config, policy: Policy, *, version: int) -> TrainedGenerator:
     """The generator of a run.
 
@@ -43,13 +59,8 @@ def make_generator(config: Config, policy: Policy, *, version: int) -> TrainedGe
             policy_version=version,
             compile=config.train.compile,
         )
-    make = find_part("generator", name)
+    make = find_generator(name)
     known = {"model": model, "tokenizer": tokenizer, "config": config.rollout}
-    if not callable(make):
-        raise ValueError(
-            f"rollout.generator {name!r} must be a function or class that makes a generator from "
-            f"{', '.join(known)}"
-        )
     made: Any = make(**{key: known[key] for key in wanted_arguments(make, known)})
     if not callable(getattr(made, "weights_updated", None)):
         raise ValueError(

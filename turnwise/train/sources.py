@@ -4,8 +4,10 @@ episodes, or written as messages."""
 import gzip
 import json
 import logging
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -19,6 +21,7 @@ from turnwise.json_lines import FileError, read_json_lines
 from turnwise.log.export import conversations
 from turnwise.log.records import obj
 from turnwise.log.store import RunReader, read_episode
+from turnwise.procs.threads import SideThread
 from turnwise.rollout.plan import EpisodePlan, env_configs, task_of_seed, turn_limit
 from turnwise.rollout.speakers import PlayerError
 from turnwise.seeding import derive_seed
@@ -41,19 +44,15 @@ def collect(config: Config, *, factories: Mapping[str, EnvFactory], say: Say) ->
     Raises:
         ValueError: a source is unknown, unreadable or empty, or nothing is left.
     """
+    refuse_unknown(config.sft.source)
     found: list[Episode] = []
     for source in config.sft.source:
         if is_player(source):
             played = _play(config, source, factories=factories)
-        elif (Path(source) / "config.yaml").is_file():
+        elif _is_run(source):
             played = _read_run(Path(source))
-        elif Path(source).is_file():
-            played = read_file(Path(source))
         else:
-            raise ValueError(
-                f"sft.source {source!r} is neither a player ({', '.join(KINDS)}), a run directory "
-                "nor a file of episodes or messages"
-            )
+            played = read_file(Path(source))
         held_out = sum(episode.task.split != "train" for episode in played)
         if held_out:
             raise ValueError(
@@ -70,6 +69,20 @@ def collect(config: Config, *, factories: Mapping[str, EnvFactory], say: Say) ->
         say(f"the first {config.sft.limit} of {len(kept)} episodes are used (sft.limit)")
         kept = kept[: config.sft.limit]
     return kept
+
+
+def refuse_unknown(sources: Iterable[str]) -> None:
+    """Raises ValueError for a source that is nothing to read or to play."""
+    for source in sources:
+        if not (is_player(source) or _is_run(source) or Path(source).is_file()):
+            raise ValueError(
+                f"sft.source {source!r} is neither a player ({', '.join(KINDS)}), a run directory "
+                "nor a file of episodes or messages"
+            )
+
+
+def _is_run(source: str) -> bool:
+    return (Path(source) / "config.yaml").is_file()
 
 
 def is_player(source: str) -> bool:
@@ -142,11 +155,21 @@ def play_tasks(
         every episode.
     """
     given = (factories or {}).get(tag)
-    env = make_env(env_config) if given is None else given()
+    beside, stuck, limits = SideThread("turnwise-tasks"), dict[str, str](), config.rollout
+    # Made where it makes tasks: what an environment opens may be bound to its thread.
+    env = beside.call(given or partial(make_env, env_config), threading.TIMEOUT_MAX)
     limit = turn_limit(config, env_config, env)
 
     def plan(number: int) -> EpisodePlan:
-        task, error = task_of_seed(env, task_seed(number), "train", tag=tag)
+        task, error = task_of_seed(
+            env,
+            task_seed(number),
+            "train",
+            tag=tag,
+            thread=beside,
+            limit=limits.reset_timeout,
+            stuck=stuck,
+        )
         return EpisodePlan(
             env_id=number,
             group_id=number,
@@ -161,7 +184,8 @@ def play_tasks(
         )
 
     plans = [plan(number) for number in range(count)]
-    close_quietly(env)
+    close_quietly(env, thread=beside, limit=limits.step_timeout)
+    beside.close()
     proxy = player_proxy(config, player, split="train", slips=slips, factories=factories)
     try:
         waves = [plans[start : start + PER_WAVE] for start in range(0, count, PER_WAVE)]

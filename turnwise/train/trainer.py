@@ -34,7 +34,7 @@ from turnwise.seeding import derive_seed
 from turnwise.train.base import RunResult, RunTrainer, open_run, refuse_another
 from turnwise.train.checkpoint import Checkpoint
 from turnwise.train.early import refuse_lone_groups
-from turnwise.train.generators import make_generator
+from turnwise.train.generators import find_generator, make_generator
 from turnwise.train.networks import (
     build_policy,
     imitates_first,
@@ -42,6 +42,7 @@ from turnwise.train.networks import (
     policy_tensors,
 )
 from turnwise.train.setup import choose_setting
+from turnwise.train.sources import refuse_unknown
 from turnwise.train.stages import STAGE, imitate_first
 from turnwise.train.step import StepRecord, training_step
 from turnwise.train.update import Learner, TrainingError
@@ -79,7 +80,7 @@ class PPOTrainer(RunTrainer):
                 f"train.critic_warmup={self.config.train.critic_warmup} means nothing to algo.name="
                 f"{self.algorithm.name!r}: it has no critic; remove it or set it to 0"
             )
-        _refuse_early(self.config, self.algorithm)
+        _refuse_early(self.config, self.algorithm, resumed=resume is not None)
         if self.factories and self.config.model.path is None:
             raise ValueError(
                 "training on data.prompts needs model.path: the embedded model begins by imitating "
@@ -333,10 +334,14 @@ class PPOTrainer(RunTrainer):
         }
 
 
-def _refuse_early(config: Config, algorithm: Algorithm) -> None:
+def _refuse_early(config: Config, algorithm: Algorithm, *, resumed: bool) -> None:
     """Raises ValueError for what would stop the run later, after minutes of preparation."""
     sampling_for(config.rollout, "train")
     device = Precision.choose(config.model.dtype, device=config.train.device).device
     if config.train.compile and device.type != "cuda":
         raise ValueError("train.compile is for CUDA; on the CPU set it to false")
     refuse_lone_groups(config, compares_groups=algorithm.compares_groups)
+    if config.rollout.generator is not None:
+        find_generator(config.rollout.generator)
+    if not resumed:  # a run keeps its demonstrations
+        refuse_unknown(config.sft.source)
