@@ -1,8 +1,18 @@
 """Games in a real browser: a person plays, and watches a policy play."""
 
-from tabs import Keep, Open, has, says
+import subprocess
+from pathlib import Path
+from subprocess import PIPE
 
+import pytest
+import warm
+from tabs import Keep, Open, Tab, has, says
+
+from turnwise.endpoint.policy import PolicyServer
+from turnwise.generate.base import Sampling
+from turnwise.generate.hf import HFGenerator
 from turnwise.inspect.server import InspectServer
+from turnwise.testing.tiny import tiny_model, tiny_tokenizer
 
 
 def test_a_person_plays_by_keys_buttons_and_text(
@@ -119,3 +129,59 @@ def test_a_game_that_is_gone_is_not_asked_for_ever(server: InspectServer, open_t
     assert len([address for address in tab.asked if address.endswith("/step")]) == 1
     tab.page.unroute(gone)
     tab.problems.clear()  # the browser notes every answer of 4xx
+
+
+@pytest.fixture(scope="module")
+def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model that says anything."""
+    folder = tmp_path_factory.mktemp("tiny")
+    tiny_model().save_pretrained(folder)
+    tiny_tokenizer().save_pretrained(folder)
+    return folder
+
+
+def test_a_model_behind_an_api_is_watched_with_what_it_could_have_said(
+    server: InspectServer, open_tab: Open, tiny_folder: Path
+) -> None:
+    words = [str(tiny_folder), "--port", "0", "--rollout.max_response_tokens", "6"]
+    serve = subprocess.Popen([*warm.turnwise(), "serve", *words], stdout=PIPE, text=True)
+    try:
+        assert serve.stdout is not None
+        told = next(line for line in serve.stdout if line.startswith("serving "))
+        tab = open_tab(f"{server.url}/#/play")
+        watch(tab, f"{told.split()[-1]}#{tiny_folder.name}")
+        likely = tab.page.locator(".side .alternatives li")
+        assert likely.count() >= 5
+        shares = [float(text.split()[0]) for text in likely.locator(".number").all_text_contents()]
+        assert shares == sorted(shares, reverse=True)
+        assert 0 < sum(shares) <= 101
+        has(tab.page.get_by_text("no top_logprobs"), 0)
+        tab.page.locator("section.turn .token").first.hover()
+        says(tab.page.locator(".token-card"), "probability")
+        tab.page.get_by_role("button", name="Next turn").click()
+        has(tab.page.locator("section.turn"), 2)
+    finally:
+        serve.terminate()
+        serve.wait()
+
+
+def test_a_server_that_tells_no_alternatives_is_said_to(
+    server: InspectServer, open_tab: Open
+) -> None:
+    tokenizer = tiny_tokenizer()
+    generator = HFGenerator(tiny_model(), tokenizer, slots=1, max_context=2048)
+    with PolicyServer(generator, tokenizer, Sampling(max_tokens=6, temperature=1.0)) as api:
+        tab = open_tab(f"{server.url}/#/play")
+        watch(tab, f"{api.url}/v1#policy")
+        has(tab.page.locator(".side .alternatives li"), 1)
+        says(tab.page.locator(".side"), "no top_logprobs")
+
+
+def watch(tab: Tab, address: str) -> None:
+    """Starts a game of the model at an address, and plays its first turn."""
+    tab.page.get_by_label("Environment").select_option("simple_game")
+    tab.page.get_by_label("Player").select_option("openai")
+    tab.page.get_by_label("URL#MODEL").fill(address)
+    tab.page.get_by_role("button", name="Start").click()
+    tab.page.get_by_role("button", name="Next turn").click()
+    has(tab.page.locator("section.turn"), 1)

@@ -22,8 +22,9 @@ from turnwise.endpoint.beside import EndpointProcess
 from turnwise.endpoint.worker import Gone, Worker
 from turnwise.isolation import local
 from turnwise.isolation.processes import WorkerLostError
+from turnwise.log.store import RunReader
 from turnwise.rollout.proxy import AgentProxy
-from turnwise.testing.tiny import tiny_tokenizer
+from turnwise.testing.tiny import tiny_model, tiny_tokenizer
 from turnwise.types import Episode, Status, Task
 
 SOLVE = '''
@@ -216,6 +217,35 @@ def test_programs_run_on_other_machines(elsewhere: tuple[str, str]) -> None:
     finally:
         first.send_signal(signal.SIGTERM)
         first.communicate()
+
+
+def test_serve_policy_trains_for_workers(elsewhere: tuple[str, str], tmp_path: Path) -> None:
+    name, where = elsewhere
+    model = tmp_path / "model"
+    tiny_model().save_pretrained(model)
+    tiny_tokenizer().save_pretrained(model)
+    words = [
+        *(f"model.path={model}", "train.device=cpu", "train.steps=1", "algo.name=grpo"),
+        *("rollout.train.env_groups=2", "rollout.train.group_size=2", "rollout.slots=4"),
+        *("rollout.max_response_tokens=4", "rollout.max_context=512", "rollout.step_timeout=600"),
+        *("eval.before=false", "eval.after=false", "eval.baselines=false", "log.report=false"),
+        *(f"log.dir={tmp_path}", "log.name=served"),
+    ]
+    line = [sys.executable, "-m", "turnwise", "serve-policy", name, "--listen", where, *words]
+    trainer = subprocess.Popen(
+        line, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=tmp_path
+    )
+    worker = start_worker(where, name)
+    try:
+        said, _ = trainer.communicate(timeout=600)
+        assert trainer.returncode == 0, said
+        (row,) = RunReader(tmp_path / "served").metrics()
+        assert row["rollout/episodes"] == 4
+        assert row["rollout/reward"] == pytest.approx(worker.pid)
+    finally:
+        trainer.kill()
+        worker.send_signal(signal.SIGTERM)
+        worker.communicate()
 
 
 def test_workers_with_another_program_are_refused_and_the_trainer_needs_none(

@@ -3,6 +3,7 @@
 import http.client
 import json
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -13,6 +14,7 @@ from turnwise.endpoint.policy import PolicyServer
 from turnwise.generate.base import Sampling, Session
 from turnwise.generate.hf import HFGenerator
 from turnwise.generate.scripted import ScriptedGenerator
+from turnwise.models.alternatives import likeliest
 from turnwise.testing.tiny import tiny_model, tiny_tokenizer
 
 USER: Any = {"role": "user", "content": "Where to?"}
@@ -92,3 +94,42 @@ def test_pages_of_other_sites_are_refused_without_a_token(
         assert answer.status == 403
         assert "programs on this machine" in json.loads(answer.read())["error"]["message"]
         connection.close()
+
+
+def told_tokens(choice: Any) -> list[Any]:
+    return choice.logprobs.content if choice.logprobs else []
+
+
+def test_the_likeliest_tokens_are_told_where_the_network_is_known() -> None:
+    tokenizer, model = tiny_tokenizer(), tiny_model()
+    generator = HFGenerator(model, tokenizer, slots=4, max_context=512)
+    sampling, tells = Sampling(max_tokens=12, temperature=1.0), partial(likeliest, model)
+    with PolicyServer(generator, tokenizer, sampling, likeliest=tells) as server:
+        for stream in (False, True):
+            told = ask(server, logprobs=True, top_logprobs=20, seed=5, stream=stream)
+            choices = [one for chunk in told for one in chunk.choices] if stream else told.choices
+            tokens = [one for choice in choices for one in told_tokens(choice)]
+            shares = [[one.logprob for one in token.top_logprobs] for token in tokens]
+            assert shares == [sorted(row, reverse=True) for row in shares]
+            assert {len(row) for row in shares} == {20}
+            assert all(
+                token.logprob <= row[0] + 1e-4 for token, row in zip(tokens, shares, strict=True)
+            )
+            same = [
+                one.logprob - token.logprob
+                for token in tokens
+                for one in token.top_logprobs
+                if one.token == token.token and token.token.isalnum()
+            ]
+            assert same == pytest.approx([0.0] * len(same), abs=1e-4)
+            assert len(same) > 0
+        assert ask(server, logprobs=True).choices[0].logprobs.content[0].top_logprobs == []
+        with pytest.raises(openai.BadRequestError, match="needs logprobs: true"):
+            ask(server, top_logprobs=3)
+        with pytest.raises(openai.BadRequestError, match=r"in \[0, 20\], got 21"):
+            ask(server, logprobs=True, top_logprobs=21)
+
+
+def test_the_likeliest_tokens_are_refused_where_it_is_not(server: PolicyServer) -> None:
+    with pytest.raises(openai.BadRequestError, match="top_logprobs = 3 cannot be honoured"):
+        ask(server, logprobs=True, top_logprobs=3)

@@ -456,7 +456,7 @@ def test_a_server_whose_wait_was_interrupted_is_stopped_before_stop_returns() ->
     server = HttpServer(Starlette(), listener=listener, max_connections=8, closing=closing)
     server.start()
     with interrupted(), pytest.raises(KeyboardInterrupt):
-        server.wait()
+        server.wait(600)
     server.stop()
     assert closed == [True]
 

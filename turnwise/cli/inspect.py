@@ -3,7 +3,6 @@
 import os
 import re
 import secrets
-import signal
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from turnwise.cli.args import fail, told_shortly
+from turnwise.cli.serving import serve_until_stopped
 from turnwise.config import Config
 
 if TYPE_CHECKING:
@@ -102,15 +102,13 @@ def _serve(roots: list[Path], *, host: str, port: int, browse: bool, envs: list[
     except OSError as error:
         fail(f"cannot listen on {host}:{port}: {error}; choose another --port")
     url = f"{server.url}/" + (f"?token={token}" if token else "")
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        with server:
-            print(f"inspecting {', '.join(map(str, roots))} at {url}", flush=True)
-            if browse:
-                _open(url)
-            server.wait()
-    except KeyboardInterrupt:
-        print("stopping")
+
+    def started() -> None:
+        print(f"inspecting {', '.join(map(str, roots))} at {url}", flush=True)
+        if browse:
+            _open(url)
+
+    serve_until_stopped(server, started)
 
 
 def _policy(config: Config, run: Path, name: str) -> "PolicyPlayer":

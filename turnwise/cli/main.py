@@ -25,6 +25,7 @@ COMMANDS = {
     "envs": "turnwise.cli.envs",
     "check-env": "turnwise.cli.check_env",
     "serve": "turnwise.cli.serve",
+    "serve-policy": "turnwise.cli.serve_policy",
     "work": "turnwise.cli.work",
     "serve-env": "turnwise.cli.serve_env",
     "config": "turnwise.cli.config",

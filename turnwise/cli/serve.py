@@ -1,12 +1,13 @@
 """turnwise serve: a trained policy behind an OpenAI-compatible API."""
 
 import os
-import signal
+from functools import partial
 from typing import Annotated
 
 import typer
 
 from turnwise.cli.args import TAKES_OVERRIDES, fail, told_shortly
+from turnwise.cli.serving import serve_until_stopped
 from turnwise.cli.sources import read_source
 
 
@@ -37,12 +38,14 @@ def serve(
     source = read_source(ctx.args, trust=trust)
     with Progress("loading libraries"):
         from turnwise.endpoint.policy import PolicyServer
+        from turnwise.models.alternatives import likeliest
         from turnwise.rollout.proxy import sampling_for
         from turnwise.train.checkpoint import CheckpointError
         from turnwise.train.load_policy import load_policy
     with told_shortly((ValueError, EnvError, OSError), (CheckpointError,)):
         config = source.config
         policy = load_policy(config, run=source.run, model=source.model, name=source.name)
+    tells = None if policy.model is None else partial(likeliest, policy.model)
     try:
         server = PolicyServer(
             policy.generator,
@@ -52,15 +55,12 @@ def serve(
             host=host,
             port=port,
             token=os.environ.get("TURNWISE_TOKEN"),
+            likeliest=tells,
         )
     except ValueError as error:
         fail(str(error))
     except OSError as error:
         fail(f"cannot listen on {host}:{port}: {error}; choose another --port")
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        with server:
-            print(f"serving {source.name} at {server.url}/v1", flush=True)
-            server.wait()
-    except KeyboardInterrupt:
-        print("stopping")
+    serve_until_stopped(
+        server, lambda: print(f"serving {source.name} at {server.url}/v1", flush=True)
+    )

@@ -1,12 +1,12 @@
 """`turnwise serve-env NAME`: serves an environment to rollouts on other machines."""
 
 import os
-import signal
 from typing import Annotated
 
 import typer
 
 from turnwise.cli.args import TAKES_OVERRIDES, fail, overrides_from
+from turnwise.cli.serving import serve_until_stopped
 
 
 def register(app: typer.Typer) -> None:
@@ -40,7 +40,6 @@ def serve_env(
     environment variable TURNWISE_TOKEN is the token that server and clients share.
     """
     from turnwise.config import load_config
-    from turnwise.envs.registry import UnknownEnvError
     from turnwise.serve.server import EnvServer
 
     if idle_timeout <= 0:
@@ -56,16 +55,11 @@ def serve_env(
             max_sessions=max_sessions,
             idle_timeout=idle_timeout,
         )
-    except (UnknownEnvError, ImportError, ValueError) as error:
+    except (ImportError, ValueError) as error:
         fail(str(error))
     except OSError as error:
         fail(f"cannot listen on {host}:{port}: {error}; choose another --port")
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
     held = server.sessions.max_sessions
     why = "" if held == max_sessions else ": the limit of its workers"
-    try:
-        with server:
-            print(f"serving {name} at {server.url} (at most {held} sessions{why})", flush=True)
-            server.wait()
-    except KeyboardInterrupt:
-        print("stopping")
+    said = f"serving {name} at {server.url} (at most {held} sessions{why})"
+    serve_until_stopped(server, lambda: print(said, flush=True))

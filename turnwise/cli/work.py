@@ -29,11 +29,10 @@ def work(
     environment variable TURNWISE_TOKEN is the token that both share.
     """
     from turnwise.endpoint.worker import COMMAND, ELSEWHERE, TOKEN, Worker
+    from turnwise.envs.gate import raised_at
     from turnwise.user_code import UnknownNameError, load_object
 
-    kind, _, rest = program.partition(":")
-    if kind not in ("agent", "command") or not rest:
-        fail(f"PROGRAM is agent:FILE.py:FUNCTION or command:COMMAND LINE, got {program!r}")
+    kind, rest = read_program(program)
     token = os.environ.get(TOKEN)
     if not token:
         fail(f"set {TOKEN} to the token of the run")
@@ -42,6 +41,8 @@ def work(
             load_object(rest)
         except UnknownNameError as error:
             fail(str(error))
+        except Exception as error:  # the user's code, while it is imported
+            fail(f"{rest} cannot be loaded: {raised_at(error)}")
     name = rest if kind == "agent" else COMMAND + rest
     worker = Worker(url, ELSEWHERE, token, name, slots=slots)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
@@ -54,3 +55,11 @@ def work(
         print(f"error: {worker.ended}", file=sys.stderr)
         raise SystemExit(1)
     print(worker.ended or "stopped")
+
+
+def read_program(program: str) -> tuple[str, str]:
+    """(agent or command, what follows); ends the command if it is neither."""
+    kind, _, rest = program.partition(":")
+    if kind not in ("agent", "command") or not rest:
+        fail(f"PROGRAM is agent:FILE.py:FUNCTION or command:COMMAND LINE, got {program!r}")
+    return kind, rest

@@ -130,6 +130,8 @@ def read_chat(body: Mapping[str, Any], rules: Rules = TRAINING) -> Ask:
     if len(raw) > MAX_MESSAGES:
         raise AskError(f"messages holds more than {MAX_MESSAGES} messages", param="messages")
     messages = tuple(_message(item, f"messages.{place}") for place, item in enumerate(raw))
+    if common.settings.get("top_logprobs") and body.get("logprobs") is not True:
+        raise AskError("top_logprobs needs logprobs: true", param="top_logprobs")
     limits = [body.get(key) for key in ("max_completion_tokens", "max_tokens")]
     options = body.get("stream_options")
     return replace(
@@ -235,13 +237,14 @@ _NUMBERS: dict[str, tuple[float, float]] = {
     "top_p": (0.0, 1.0),
     "top_k": (-1, 1 << 20),
     "seed": (-(1 << 63), (1 << 63) - 1),
+    "top_logprobs": (0, 20),
 }
 """Settings that are numbers, with the least and the largest."""
 
 
 def _number(key: str, value: Any) -> float:
     low, high = _NUMBERS[key]
-    whole = key in ("top_k", "seed")
+    whole = key in ("top_k", "seed", "top_logprobs")
     kind = "a whole number" if whole else "a number"
     right = isinstance(value, int if whole else int | float) and not isinstance(value, bool)
     if not right or not low <= value <= high:

@@ -4,12 +4,13 @@ own."""
 import asyncio
 import hmac
 import itertools
+import math
 import secrets
 import threading
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncIterator, Awaitable, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol
 
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -43,6 +44,17 @@ MAX_SAID = 10_000
 """Replies with calls of tools whose texts are remembered."""
 HONOURED = frozenset({"temperature", "top_p", "top_k"})
 RULES = Rules(honoured=HONOURED | {"seed"}, training=False)
+TELLING = RULES.honoured | {"top_logprobs"}
+LEAST = -9999.0
+"""The log-prob of a token that is never sampled, as OpenAI writes it."""
+
+
+class Likeliest(Protocol):
+    """For every token of `said`, the likeliest in its place with their probabilities."""
+
+    def __call__(
+        self, before: Sequence[int], said: Sequence[int], *, temperature: float, most: int
+    ) -> list[list[tuple[int, float]]]: ...
 
 
 class PolicyServer:
@@ -50,6 +62,7 @@ class PolicyServer:
 
     Args:
         sampling: how replies are drawn where a request does not say.
+        likeliest: tells `top_logprobs`, which are refused without it.
         token: the API key that requests need. None: all programs on this machine may ask.
     """
 
@@ -63,8 +76,11 @@ class PolicyServer:
         host: str = "127.0.0.1",
         port: int = 0,
         token: str | None = None,
+        likeliest: Likeliest | None = None,
     ) -> None:
         self._generator, self._sampling, self._model = generator, sampling, model
+        self._tells = likeliest
+        self._rules = RULES if likeliest is None else replace(RULES, honoured=TELLING)
         self._renderer = Renderer(tokenizer)
         self._token = token
         self._count = itertools.count()
@@ -100,9 +116,9 @@ class PolicyServer:
         self._engine.call_soon_threadsafe(self._engine.stop)
         self._thread.join()
 
-    def wait(self) -> None:
-        """Returns when the server has ended."""
-        self._server.wait()
+    def wait(self, seconds: float) -> bool:
+        """True once the server has stopped; waits for at most so long."""
+        return self._server.wait(seconds)
 
     async def _closing(self) -> None:
         """No request is open any more."""
@@ -129,8 +145,8 @@ class PolicyServer:
         try:
             self._authorize(request)
             await self._server.read(request, body)
-            read = read_chat if chat else read_responses
-            ask = read(read_object(body), RULES)
+            asked = read_object(body)
+            ask = read_chat(asked, self._rules) if chat else read_responses(asked, RULES)
             ask = replace(ask, model=self._model)
             ids = self._prompt(ask)
             room = self._generator.max_context - len(ids)
@@ -181,16 +197,21 @@ class PolicyServer:
         try:
             sampling = self._drawn(ask, room)
             completion = await self._run(self._generator.generate(session, ids, sampling))
-            return self._read(ask, len(ids), completion)
+            reply = self._read(ask, len(ids), completion)
+            most = ask.settings.get("top_logprobs")
+            if self._tells is None or not most or not completion.ids:
+                return reply
+            told = self._likeliest(self._tells, ids, completion.ids, sampling.temperature, most)
+            return replace(reply, likeliest=await self._run(told))
         finally:
             await self._run(self._generator.release(session))
 
     async def _stream(self, ask: Ask, ids: tuple[int, ...], room: int) -> AsyncIterator[bytes]:
-        """Chat completions come while they are sampled; what may be a call of a tool, and answers
-        of the responses API, come whole."""
+        """Chat completions come while they are sampled; what may be a call of a tool, answers of
+        the responses API, and replies with the likeliest tokens come whole."""
         named = ask.api == "responses"
         name = f"chatcmpl-{secrets.token_hex(6)}"
-        if named or ask.tools or ask.n > 1:
+        if named or ask.tools or ask.n > 1 or ask.settings.get("top_logprobs"):
             if not named:
                 yield as_event(first_chunk(ask, name))
             jobs = [self._reply(ask, ids, room, choice) for choice in range(ask.n)]
@@ -279,6 +300,24 @@ class PolicyServer:
         return tuple(
             (self._renderer.decode([token]), logprob)
             for token, logprob in zip(completion.ids, completion.logprobs, strict=True)
+        )
+
+    async def _likeliest(
+        self,
+        tells: Likeliest,
+        ids: tuple[int, ...],
+        said: tuple[int, ...],
+        temperature: float,
+        most: int,
+    ) -> tuple[tuple[tuple[str, float], ...], ...]:
+        """In the place of every token that was said, the likeliest with their log-probs. Runs where
+        the generator runs, so that the two do not use the network at once."""
+        return tuple(
+            tuple(
+                (self._renderer.decode([token]), math.log(share) if share > 0 else LEAST)
+                for token, share in row
+            )
+            for row in tells(ids, said, temperature=temperature, most=most)
         )
 
     def _session(self, ask: Ask, choice: int = 0) -> Session:

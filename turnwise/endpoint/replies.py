@@ -25,6 +25,8 @@ class Reply:
     completion_tokens: int
     logprobs: tuple[tuple[str, float], ...] = ()
     """(text, log-prob) of every token, where they were asked for."""
+    likeliest: tuple[tuple[tuple[str, float], ...], ...] = ()
+    """In the place of every token, (text, log-prob) of the likeliest, where they were asked for."""
 
     @property
     def message(self) -> Message:
@@ -311,19 +313,22 @@ def _usage(replies: Sequence[Reply]) -> dict[str, Json]:
 
 
 def _logprobs(ask: Ask, reply: Reply) -> Json:
-    return _token_logprobs(reply.logprobs) if ask.logprobs else None
+    return _token_logprobs(reply.logprobs, reply.likeliest) if ask.logprobs else None
 
 
-def _token_logprobs(logprobs: Sequence[tuple[str, float]]) -> Json:
+def _token_logprobs(
+    logprobs: Sequence[tuple[str, float]],
+    likeliest: Sequence[Sequence[tuple[str, float]]] = (),
+) -> Json:
+    rows = likeliest or [()] * len(logprobs)
     return {
         "content": [
-            {
-                "token": text,
-                "logprob": logprob,
-                "bytes": list(text.encode()),
-                "top_logprobs": [],
-            }
-            for text, logprob in logprobs
+            {**_token(*said), "top_logprobs": [_token(*one) for one in row]}
+            for said, row in zip(logprobs, rows, strict=True)
         ],
         "refusal": None,
     }
+
+
+def _token(text: str, logprob: float) -> dict[str, Json]:
+    return {"token": text, "logprob": logprob, "bytes": list(text.encode())}

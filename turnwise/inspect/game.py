@@ -167,12 +167,15 @@ class Game:
 
     def _plan(self, proxy: AgentProxy) -> EpisodePlan:
         ((tag, probe),) = proxy.env_state.probes.items()
+        task, error = proxy.env_state.task(tag, self.seed, step=0)
+        if error is not None:
+            raise EnvError(error)
         return EpisodePlan(
             env_id=0,
             group_id=0,
             index=0,
             tag=tag,
-            task=probe.make_task(self.seed, SPLIT),
+            task=task,
             seed=self.seed,
             noise_seed=self.seed,
             episode_id=self.name,

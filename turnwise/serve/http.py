@@ -86,6 +86,7 @@ class HttpServer:
             timeout_keep_alive=IDLE_SECONDS,
             timeout_graceful_shutdown=STOP_SECONDS,
         )
+        config.load()  # imports, which its thread must not wait for
         self._server = uvicorn.Server(config)
         self.loop: asyncio.AbstractEventLoop | None = None
         """The loop on which requests are answered, once it runs."""
@@ -97,10 +98,10 @@ class HttpServer:
         self._thread.start()
         self._running.wait()
 
-    def wait(self) -> None:
-        """Returns when the server has ended."""
+    def wait(self, seconds: float) -> bool:
+        """True once the server has ended; waits for at most so long."""
         # Not join: in Python 3.11, a thread whose join a signal interrupted counts as ended.
-        self._ended.wait()
+        return self._ended.wait(seconds)
 
     def stop(self) -> None:
         """Stops the server. May be called before it was started and after it has stopped."""

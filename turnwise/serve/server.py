@@ -59,9 +59,9 @@ class EnvServer:
     def __exit__(self, *exc: object) -> None:
         self.close()
 
-    def wait(self) -> None:
-        """Returns when the server has stopped."""
-        self._server.wait()
+    def wait(self, seconds: float) -> bool:
+        """True once the server has stopped; waits for at most so long."""
+        return self._server.wait(seconds)
 
     def close(self) -> None:
         """Stops the server, all sessions and their worker processes."""

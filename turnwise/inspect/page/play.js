@@ -217,7 +217,8 @@ function NextTokens({ turn }) {
   const place = Math.min(at, lists.length - 1);
   return html`<div class="card"><h3>Next-token probabilities</h3>
     <div class="chain" role="group" aria-label="Tokens of the reply">${(turn.tokens || []).slice(0, lists.length).map((token, index) => html`<button key=${index} type="button" class="mono" aria-pressed=${String(index === place)} onClick=${() => setAt(index)}>${asText(token.text) || "∅"}</button>`)}</div>
-    <${Alternatives} list=${lists[place]} chosen=${turn.tokens?.[place]?.text} /></div>`;
+    <${Alternatives} list=${lists[place]} chosen=${turn.tokens?.[place]?.text} />
+    ${lists.every((list) => list.length < 2) ? html`<p class="quiet small">The server gives logprobs of what was said, and no top_logprobs: what else could have been said is not known.</p>` : null}</div>`;
 }
 
 function Ending({ view, onAgain }) {
