@@ -54,6 +54,7 @@ FIRST_ARGUMENTS = {
     "check-env": "name",
     "serve-env": "name",
     "serve": "--port",
+    "serve-policy": "PROGRAM",
     "work": "url",
     "config": "show",
     "migrate": "FILE",

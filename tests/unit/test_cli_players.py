@@ -229,6 +229,25 @@ def test_play_with_lines(tmp_path: Path) -> None:
     assert "quit after 0 turns" in turnwise(*words, cwd=tmp_path, given="").stdout
 
 
+def test_play_draws_what_the_observation_does_not_show(tmp_path: Path) -> None:
+    (tmp_path / "hall.py").write_text(
+        "from turnwise import BaseEnv\n\nclass Hall(BaseEnv):\n    actions = ('on', 'off')\n"
+        "    def reset(self, seed=None):\n        self.at = 0\n        return self.seen()\n"
+        "    def step(self, action):\n        self.at += 1\n"
+        "        return self.seen(), 0.0, self.at == 3, {}\n"
+        "    def seen(self):\n        return self.render() if self.at == 1 else 'A hall.'\n"
+        "    def render(self):\n        if self.at == 2:\n            raise KeyError('lamp')\n"
+        "        return '_ ' * self.at + 'P ' + '_ ' * (3 - self.at)\n"
+    )
+    done = turnwise("play", "hall.py:Hall", cwd=tmp_path, given="on\non\non\n")
+    assert done.returncode == 0, done.stderr
+    shown = [line.strip() for line in done.stdout.splitlines()]
+    assert shown.count("P _ _ _") == 1, "drawn, as the opening does not show it"
+    assert shown.count("_ P _ _") == 1, "not drawn twice"
+    assert "(render failed: " in done.stdout
+    assert "KeyError: 'lamp' (hall.py, line 15)" in done.stdout
+
+
 def test_play_with_arrow_keys_in_a_terminal(tmp_path: Path) -> None:
     leader, follower = pty.openpty()
     process = subprocess.Popen(

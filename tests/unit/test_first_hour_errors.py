@@ -15,7 +15,7 @@ from turnwise.config import run_config
 from turnwise.config.schema import Config, FormatConfig
 from turnwise.envs.gate import raised_at
 from turnwise.evaluate.check_env import check_env
-from turnwise.evaluate.evaluation import EvalResult, compare, evaluate
+from turnwise.evaluate.evaluation import PROBES, EvalResult, compare, evaluate
 from turnwise.evaluate.players import ScriptedPlayer, play_episodes
 from turnwise.models.policy import load_model
 from turnwise.models.source import ask_hub, model_source
@@ -243,6 +243,28 @@ def test_a_player_without_a_legal_reply_has_no_success() -> None:
     assert {one.status for one in bad.episodes} == {Status.TRUNCATED_TURNS}
     assert bad.success is not None
     assert bad.success.estimate == 0.0
+
+
+def test_a_run_asks_once_whether_an_environment_reports_success(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("endless.py").write_text(
+        "class Env:\n    instruction = 'Go on.'\n    actions = ('a', 'b')\n"
+        "    def reset(self, seed=0, split='train'):\n"
+        "        open('resets', 'a').write(split + '\\n')\n        return f'Begin {seed}.'\n"
+        "    def step(self, action):\n        return 'Go on.', 0.0, False, {}\n"
+    )
+    words = "train --env.name endless.py:Env env.max_turn=1 rollout.isolation=inline train.steps=2"
+    words += " rollout.train.env_groups=1 eval.every=1 eval.episodes=2 eval.baselines=false"
+    words += " model.embedded.warmstart_episodes=8 checkpoint.write=false"
+    with pytest.raises(SystemExit) as ended:
+        main(words.split())
+    assert ended.value.code == 0
+    summaries = Path("runs").glob("*/metrics.jsonl")
+    evaluations = sum(text.read_text().count('"eval/reward"') for text in summaries)
+    assert evaluations == 3
+    assert Path("resets").read_text().count("val") == evaluations * 2 + PROBES
 
 
 def test_two_seeds_that_draw_one_row_are_one_task(tmp_path: Path) -> None:

@@ -111,6 +111,8 @@ MISTAKES = (
     Mistake("trian", ("No such command 'trian'", "Did you mean 'train'?")),
     Mistake("train frozen_lak", ("neither a file nor a recipe", "did you mean frozen_lake?")),
     Mistake("train mine.yaml", ("there is no file mine.yaml",)),
+    Mistake("train bandit rollout.generator=no.py:Mine", ("there is no file no.py",)),
+    Mistake("train bandit sft.source=no.jsonl", ("'no.jsonl' is neither a player", "a file")),
     Mistake("train shop.py:Shop", ("is an environment", "write --env.name shop.py:Shop")),
     Mistake("train shop.py", ("is an environment", "write --env.name shop.py:CLASS")),
     Mistake("train frozen_lake bandit", ("give one recipe or config file",)),
@@ -243,6 +245,7 @@ MISTAKES = (
     Mistake(
         "eval bandit --player openai:http://127.0.0.1:1#m --episodes 2",
         ("nothing listens at http://127.0.0.1:1", "start the server"),
+        1,
     ),
     Mistake("eval --player openai:http://localhost:1", ("names no model", "openai:URL#MODEL")),
     Mistake("eval --player gpt4", ("unknown player 'gpt4'", "players are random")),
@@ -256,7 +259,7 @@ MISTAKES = (
     Mistake("eval --player script:shop.py:nobody", ("has no 'nobody'",)),
     Mistake("eval --player script:shop.py:wrong --episodes 2", ("returned int", "text")),
     Mistake(
-        "eval --player script:shop.py:raises --episodes 2", ("KeyError: 'key'", "shop.py, line")
+        "eval --player script:shop.py:raises --episodes 2", ("KeyError: 'key'", "shop.py, line"), 1
     ),
     Mistake(
         "eval --player random --without-thought --episodes 2",

@@ -66,7 +66,8 @@ def evaluate_command(
     with Progress("loading libraries"):
         from turnwise.evaluate.evaluation import EvaluationError, compare, evaluate
         from turnwise.train.checkpoint import CheckpointError
-    with told_shortly((EvaluationError, ValueError, EnvError, OSError), (CheckpointError,)):
+    failures = (CheckpointError, EvaluationError, EnvError)
+    with told_shortly((ValueError, ImportError, OSError), failures):
         if against == "thought" and not cut:
             fail("--against thought compares with the thoughts that --without-thought cuts; add it")
         chosen = _player(player, source, trust=trust)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from turnwise.cli.args import TAKES_OVERRIDES, fail, split_source
+from turnwise.cli.args import TAKES_OVERRIDES, fail, split_source, told_shortly
 from turnwise.config import Config, load_config
 
 if TYPE_CHECKING:
@@ -39,18 +39,16 @@ def play(
 ) -> None:
     """Play an environment yourself: turnwise play frozen_lake --env.options.size 4. q quits."""
     from turnwise.envs.base import EnvError
-    from turnwise.envs.registry import UnknownEnvError
 
     name, overrides = split_source(ctx.args)
     if name is None:
         fail("name an environment, as in `turnwise play frozen_lake`; `turnwise envs` lists them")
     config = load_config({"env": {"name": name}}, overrides)
-    try:
+    with told_shortly((ImportError, ValueError), (EnvError,)):
         episode = play_game(config, seed=seed, split=split, as_model=as_model)
-    except (UnknownEnvError, ImportError, ValueError, EnvError) as error:
-        fail(str(error))
     if episode is not None and episode.status.failed:
-        fail(f"{episode.status.value}: {episode.error}")
+        print(f"error: {episode.status.value}: {episode.error}", file=sys.stderr)
+        raise typer.Exit(1)
 
 
 class GaveUp(Exception):
@@ -76,6 +74,8 @@ class Person:
             show_tools(situation.tools)
         else:
             show_turn(situation.last)
+        if (board := await drawn(situation)) is not None:
+            print(f"\n{board}")
         said = _ask(await situation.hint("actions"), self.form, as_model=self.as_model)
         if said is not None and not self.as_model:
             said = written_call(said, situation.tools)
@@ -84,11 +84,26 @@ class Person:
         return Message(role="assistant", content=said)
 
 
+async def drawn(situation: "Situation") -> str | None:
+    """What the environment's `render` draws beyond its last observation; None where there is
+    nothing to add. A drawing that fails ends no game."""
+    from turnwise.envs.base import EnvError
+
+    try:
+        board = await situation.hint("board")
+    except EnvError as error:
+        return f"(render failed: {error})"
+    seen = situation.last.messages if situation.last is not None else situation.messages
+    said = " ".join(" ".join(message.content.split()) for message in seen)
+    return board if isinstance(board, str) and " ".join(board.split()) not in said else None
+
+
 def play_game(config: Config, *, seed: int, split: str, as_model: bool) -> "Episode | None":
     """One game on standard input and output; None if the person quit."""
     from turnwise.procs.progress import Progress
 
     with Progress("loading libraries"):
+        from turnwise.envs.base import EnvError
         from turnwise.evaluate.players import PlayerSpeaker
         from turnwise.rollout.plan import EpisodePlan
         from turnwise.rollout.proxy import AgentProxy
@@ -103,12 +118,15 @@ def play_game(config: Config, *, seed: int, split: str, as_model: bool) -> "Epis
     try:
         ((tag, probe),) = proxy.env_state.probes.items()
         limit = min(limit for limit in (env.max_turn, probe.max_turns) if limit is not None)
+        task, error = proxy.env_state.task(tag, seed, step=0)
+        if error is not None:
+            raise EnvError(error)
         plan = EpisodePlan(
             env_id=0,
             group_id=0,
             index=0,
             tag=tag,
-            task=probe.make_task(seed, split),
+            task=task,
             seed=seed,
             noise_seed=seed,
             episode_id="play",

@@ -1,5 +1,6 @@
 """`turnwise rollout`: plays episodes into a JSONL file, without training."""
 
+import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -67,7 +68,8 @@ def rollout(
         from turnwise.rollout.proxy import AgentProxy, RolloutError
         from turnwise.train.checkpoint import CheckpointError
         from turnwise.train.load_policy import load_policy
-    with told_shortly((RolloutError, ValueError, EnvError, OSError), (CheckpointError,)):
+    failures = (CheckpointError, RolloutError, EnvError)
+    with told_shortly((ValueError, ImportError, OSError), failures):
         config, factories = played(source, env=env)
         if episodes is not None:
             config = with_episodes(config, episodes, split=split)
@@ -93,6 +95,9 @@ def rollout(
         if name.count("/") == 1:
             print(f"{name.removeprefix('rollout/'):<22} {value:.4g}")
     print(f"{len(found)} episodes in {out}; replay them with `turnwise replay {out}`")
+    if found and all(one.status.failed for one in found):
+        print(f"error: every episode failed; the first: {found[0].error}", file=sys.stderr)
+        raise typer.Exit(1)
 
 
 def write_episodes(path: Path, episodes: "Iterable[Episode]", config: Config) -> None:

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from turnwise.cli.args import TAKES_OVERRIDES, fail, split_source
-from turnwise.config import run_config
+from turnwise.cli.args import TAKES_OVERRIDES, fail, split_source, told_shortly
+from turnwise.config import Config, run_config
 
 if TYPE_CHECKING:
     from turnwise.evaluate.statistics import Interval
@@ -69,8 +69,7 @@ def sweep(
     interrupted ones."""
     source, overrides = split_source(ctx.args)
     points = _points(seeds, vary or [])
-    for point in points:  # reports a mistake in any run before the first starts
-        run_config(source, [*overrides, *point.settings])
+    _refuse([run_config(source, [*overrides, *settings]) for settings in _settings(points)])
     failed: list[str] = []
     for number, point in enumerate(points, start=1):
         run = folder / point.name
@@ -85,6 +84,20 @@ def sweep(
     if failed:
         print(f"failed: {', '.join(failed)}; run the same command again to continue")
         raise typer.Exit(1)
+
+
+def _settings(points: Sequence[Point]) -> list[tuple[str, ...]]:
+    return list(dict.fromkeys(point.settings for point in points))
+
+
+def _refuse(configs: Sequence[Config]) -> None:
+    """Reports a mistake in any run before the first starts: an environment that cannot be made."""
+    from turnwise.train.setup import choose_setting
+
+    with told_shortly((ValueError,)):
+        for config in configs:
+            if config.backend == "native":
+                choose_setting(config)
 
 
 def _points(seeds: str, vary: Sequence[str]) -> list[Point]:
