@@ -109,6 +109,8 @@ def test_the_run_learned_and_left_what_the_page_says(folder: Path) -> None:
     before, after = (summary[label]["success"][1] for label in ("before", "after"))
     assert summary["steps"] == 16
     assert after > before + 0.1
+    second = json.loads((folder / "runs/second/summary.json").read_text())
+    assert second["after"]["success"][1] > after - 0.05, "the page's own idea does no damage"
     assert "<svg" in (folder / "compare.html").read_text()
     rows = (folder / "runs/first/episodes_sft.jsonl").read_text().splitlines()
     assert json.loads(rows[0])["messages"][-1]["role"] == "assistant"

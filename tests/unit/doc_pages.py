@@ -5,6 +5,9 @@
 | `<!-- test -->` | is run by test_docs.py, in a folder of its own |
 | `<!-- test slow -->` | is run by `make test-slow` |
 | `<!-- test continues -->` | is run after the block above it: same folder, same Python names |
+| `<!-- test small -->` | is run with what it names (DIR, runs/NAME, mine.yaml) made by |
+| | doc_stage.py, runs of a step, and servers that are stopped (doc_small.py); so are |
+| | `test continues small` and `test slow small`; with a config, a run is trained |
 | `<!-- first hour -->` | is run by tests/first_hour (the tutorial alone) |
 | `<!-- run by tests/FILE.py -->` | is run by that test |
 | `<!-- not run: REASON -->` | is only checked: commands and settings exist, Python compiles |
@@ -18,7 +21,8 @@ ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
 LANGUAGES = ("bash", "python", "yaml", "toml", "json", "text")
 MARK = re.compile(
-    r"<!-- (?:(?P<test>test(?: slow| continues)?)|(?P<hour>first hour(?:: Ctrl-C)?)"
+    r"<!-- (?:(?P<test>test(?: slow| continues)?)(?P<small> small)?"
+    r"|(?P<hour>first hour(?:: Ctrl-C)?)"
     r"|run by (?P<runner>tests/[\w/]+\.py)|not run: (?P<reason>\S.*)) -->"
 )
 FENCE = re.compile(r"^( *)```(\w*)$")
@@ -43,6 +47,10 @@ class Block:
     def test(self) -> str:
         """test, test slow or test continues; empty for a block that test_docs.py does not run."""
         return (self.mark["test"] or "") if self.mark else ""
+
+    @property
+    def small(self) -> bool:
+        return bool(self.mark and self.mark["small"])
 
 
 def blocks_of(page: Path) -> list[Block]:

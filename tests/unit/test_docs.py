@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from doc_commands import check_command, split_block
 from doc_pages import BLOCKS, LANGUAGES, PAGES, ROOT, Block, blocks_of, sequences
-from doc_runner import run_bash, run_python
+from doc_runner import run_bash, run_python, run_yaml
 
 from turnwise.config import ConfigError, run_config
 
@@ -48,7 +48,8 @@ def test_blocks_run(blocks: list[Block], tmp_path: Path) -> None:
             assert status == 0, f"{program[0].name}\n{output}"
             continue
         for block in following:
-            status, output = run_bash(block, tmp_path)
+            run = run_yaml if language == "yaml" else run_bash
+            status, output = run(block, tmp_path)
             assert status == 0, f"{block.name}\n{block.code}\n{output}"
 
 
