@@ -6,8 +6,9 @@
 | `<!-- test slow -->` | is run by `make test-slow` |
 | `<!-- test continues -->` | is run after the block above it: same folder, same Python names |
 | `<!-- test small -->` | is run with what it names (DIR, runs/NAME, mine.yaml) made by |
-| | doc_stage.py, runs of a step, and servers that are stopped (doc_small.py); so are |
-| | `test continues small` and `test slow small`; with a config, a run is trained |
+| | doc_stage.py, runs of a step, servers that are stopped (doc_small.py), and installations |
+| | that are thrown away (doc_install.py); so are `test continues small` and `test slow small`; |
+| | with a config, a run is trained; where a program or the index is missing, the test skips |
 | `<!-- first hour -->` | is run by tests/first_hour (the tutorial alone) |
 | `<!-- run by tests/FILE.py -->` | is run by that test |
 | `<!-- not run: REASON -->` | is only checked: commands and settings exist, Python compiles |

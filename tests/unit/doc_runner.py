@@ -13,6 +13,10 @@ from doc_pages import ROOT, Block
 from doc_small import program_folder
 from doc_stage import stage
 
+GITHUB = {"GIT_CONFIG_COUNT": "1", "GIT_CONFIG_KEY_0": "url.github/.insteadOf"}
+GITHUB["GIT_CONFIG_VALUE_0"] = "https://github.com/"
+"""Repositories of GitHub are in the folder `github`."""
+
 
 def run_bash(block: Block, folder: Path) -> tuple[int, str]:
     """(exit status, output) of a block of commands."""
@@ -63,7 +67,7 @@ def environment(first: Sequence[str] = ()) -> dict[str, str]:
     modules = [str(ROOT), str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]
     return {
         **os.environ,
-        **({"PYTHON": str(Path(first[0]) / "python")} if first else {}),
+        **({"PYTHON": str(Path(first[0]) / "python"), **GITHUB} if first else {}),
         "PATH": os.pathsep.join(path),
         "PYTHONPATH": os.pathsep.join(modules),
         "HF_HUB_OFFLINE": "1",

@@ -4,7 +4,8 @@ a block that is marked small, and `shrink` is for its Python.
 A run has a step of two groups of two episodes, a warm start of 16 episodes, and imitates 4. A
 server is stopped as soon as it says where it serves; one that a command asks at localhost:8000 is
 started for it, and so is a Ray cluster. `watch --stay` has a terminal, where q is typed. `doctor`
-may find a run this small ill.
+may find a run this small ill. The programs that
+install are in doc_install.py.
 """
 
 import fcntl
@@ -25,6 +26,8 @@ from pathlib import Path
 from typing import Any
 
 REAL = "TURNWISE_DOC_REAL"
+SKIPPED = 77
+"""The status of a command that needs what is not on this machine; its last line says what."""
 STEPS = 12
 """Steps of the runs that are there."""
 ELSEWHERE = "http://localhost:8000"
@@ -48,12 +51,19 @@ GIVEN = ("train.compile=false", "rollout.max_response_tokens=16")
 TRAINERS = ("turnwise.trainers.ppo_multi_turn", "examples/run_multi_turn_ppo.py")
 """A module and a script that take the words of `turnwise train`."""
 OVERRIDES = "turnwise.integrations.verl.overrides"
-BENCHMARKS = {
+LESS = {
+    "scripts/break_invariants.py": ("streams-collide", "end-token-untrained"),
     "benchmarks/verl_cluster.py": (
         *("--workers", "1", "2", "--groups", "4"),
         *("--env-seconds", "0.1", "--reply-seconds", "0.1"),
-    )
+    ),
 }
+"""Arguments for scripts."""
+SAID = {
+    "scripts/trl_own_tests.py": "VerifiersGRPOTrainer: 1 passed\n",
+    "scripts/verifiers_table.py": "2 of the 2 that can run here run",
+}
+"""What these scripts say of a success. Their status is 0 after a failure too."""
 
 
 def smaller(words: list[str]) -> list[str]:
@@ -93,7 +103,7 @@ def smaller(words: list[str]) -> list[str]:
 
 def main(program: str, *words: str) -> int:
     if program == "python":
-        return subprocess.run(_python(words)).returncode
+        return _saying(_python(words), SAID.get(words[0], ""))
     return _turnwise(smaller(list(words)))
 
 
@@ -106,11 +116,23 @@ def _python(words: tuple[str, ...]) -> list[str]:
         words = (*words[:2], *smaller(["train", *words[2:], "backend=verl"])[1:])
     if not shutil.which("nvidia-smi"):
         os.environ["VERL_PLATFORM"] = "cpu"
-    return [sys.executable, *words, *BENCHMARKS.get(words[0], ())]
+    return [sys.executable, *words, *LESS.get(words[0], ())]
+
+
+def _saying(command: list[str], text: str) -> int:
+    """The status of a command, not 0 where it does not say the text."""
+    if not text:
+        return subprocess.run(command).returncode
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True)
+    print(done.stdout, end="")
+    return done.returncode or int(text not in done.stdout)
 
 
 def _turnwise(words: list[str]) -> int:
     command = [os.environ[REAL], *words]
+    if lacking := _lacking(" ".join(words)):
+        print(f"{lacking} is not installed")
+        return SKIPPED
     if any(ELSEWHERE in word for word in words):
         return _with_server(words)
     if CLUSTER in words:
@@ -128,6 +150,13 @@ def _turnwise(words: list[str]) -> int:
         server.send_signal(signal.SIGTERM)
         _address(server)
     return server.returncode
+
+
+def _lacking(words: str) -> str | None:
+    """What the command needs and is not there."""
+    if "command:node" in words and shutil.which("node") is None:
+        return "node"
+    return None
 
 
 def _address(server: subprocess.Popen[str]) -> str | None:
@@ -207,14 +236,18 @@ def program_folder() -> str:
     """A folder for the head of PATH, with the programs of this file."""
     import atexit
 
+    import doc_install
     import warm
 
     os.environ[REAL] = str(Path(warm.programs()) / "turnwise")
     folder = tempfile.mkdtemp(prefix="turnwise-small-")
     atexit.register(shutil.rmtree, folder)
-    for name in ("turnwise", "python"):
+    quick = f'"{sys.executable}" -S -E "{__file__}"'
+    install = f'"{sys.executable}" "{doc_install.__file__}"'
+    starts = dict.fromkeys(("turnwise", "python"), quick)
+    for name, start in {**starts, **dict.fromkeys(doc_install.PROGRAMS, install)}.items():
         program = Path(folder) / name
-        program.write_text(f'#!/bin/sh\nexec "{sys.executable}" -S -E "{__file__}" {name} "$@"\n')
+        program.write_text(f'#!/bin/sh\nexec {start} {name} "$@"\n')
         program.chmod(0o755)
     return folder
 

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
+import doc_repositories
 from doc_pages import ROOT, blocks_of
 from doc_small import RUN, STEPS, smaller
 
@@ -182,6 +183,12 @@ NAMED: dict[str, Callable[[Path], None]] = {
     "--without-thought": _thinking,
     "--backend verl --resume": _verl_run,
     "messages.jsonl": _demonstrations,
+    **dict.fromkeys(
+        ("pip install .", "pip install 'turnwise", "-e .", "make train"),
+        doc_repositories.this_repository,
+    ),
+    "git clone https://github.com/huggingface/trl": doc_repositories.trl,
+    "git -C verifiers": doc_repositories.verifiers,
     '"runs/NAME", model="DIR"': _own_game,
 }
 """By what a block has in its text."""
