@@ -4,7 +4,7 @@
 # make browser Chromium, for the tests of the inspector's page
 PYTHON ?= python3
 VENV ?= .venv
-EXTRAS ?= dev,docs,lora,trl,verl,verifiers,math,webshop
+EXTRAS ?= dev,docs,lora,trl,verl,verifiers,math,webshop,gguf
 BIN := $(VENV)/bin
 CORE := $(VENV)/.core
 READY := $(VENV)/.ready

@@ -4,7 +4,7 @@ a block that is marked small, and `shrink` is for its Python.
 A run has a step of two groups of two episodes, a warm start of 16 episodes, and imitates 4. A
 server is stopped as soon as it says where it serves; one that a command asks at localhost:8000 is
 started for it, and so is a Ray cluster. `watch --stay` has a terminal, where q is typed. `doctor`
-may find a run this small ill. The programs that
+may find a run this small ill. The hub's models are those of the folder `hub`. The programs that
 install are in doc_install.py.
 """
 
@@ -38,6 +38,8 @@ CLUSTER = "head:6379"
 VERL = {"verl", "backend=verl"}
 ON_VERL = ("train.mini_batches=1", "train.device=cpu")
 """verl splits whole groups. The nodes' GPUs are only said to be there."""
+HUB = "model.path=OWNER/NAME"
+GGUF = "DIR/FILE.gguf"
 DRAWN = b"\x1b[?2026l"
 """Ends a drawn view."""
 SERVERS = ("serve", "serve-env", "inspect")
@@ -133,6 +135,9 @@ def _turnwise(words: list[str]) -> int:
     if lacking := _lacking(" ".join(words)):
         print(f"{lacking} is not installed")
         return SKIPPED
+    if HUB in words:  # a real start: a process that has imported the library keeps its cache
+        os.environ["HF_HUB_CACHE"] = str(Path("hub").resolve())
+        command[:1] = [sys.executable, "-m", "turnwise"]
     if any(ELSEWHERE in word for word in words):
         return _with_server(words)
     if CLUSTER in words:
@@ -156,6 +161,8 @@ def _lacking(words: str) -> str | None:
     """What the command needs and is not there."""
     if "command:node" in words and shutil.which("node") is None:
         return "node"
+    if "model.gguf_file=" in words and not Path(GGUF).is_file():
+        return "the extra gguf"
     return None
 
 

@@ -7,11 +7,12 @@ import subprocess
 import tempfile
 from collections.abc import Callable
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 
 import doc_repositories
 from doc_pages import ROOT, blocks_of
-from doc_small import RUN, STEPS, smaller
+from doc_small import GGUF, HUB, RUN, STEPS, smaller
 
 CONFIG = """
 extends: bandit
@@ -22,6 +23,39 @@ from turnwise.testing.tiny import tiny_model, tiny_tokenizer
 tiny_model().save_pretrained("DIR")
 tiny_tokenizer().save_pretrained("DIR")
 """
+GGUF_MODEL = f"""
+from gguf import MODEL_ARCH, GGMLQuantizationType, GGUFWriter, get_tensor_name_map, quants
+from tokenizers.pre_tokenizers import ByteLevel
+from turnwise.testing.tiny import CHATML_TEMPLATE, SPECIAL_TOKENS, tiny_model
+
+letters = [*sorted(ByteLevel.alphabet()), "ab", "cd"]
+model = tiny_model("qwen2", vocab_size=261)
+file = GGUFWriter("{GGUF}", "qwen2")
+file.add_context_length(4096)
+file.add_embedding_length(32)
+file.add_feed_forward_length(64)
+file.add_block_count(2)
+file.add_head_count(4)
+file.add_head_count_kv(2)
+file.add_layer_norm_rms_eps(1e-6)
+file.add_tokenizer_model("gpt2")
+file.add_token_list([*letters, *SPECIAL_TOKENS])
+file.add_token_types([1] * 258 + [3] * 3)
+file.add_token_merges(["a b", "c d"])
+file.add_pad_token_id(258)
+file.add_eos_token_id(260)
+file.add_chat_template(CHATML_TEMPLATE)
+names = get_tensor_name_map(MODEL_ARCH.QWEN2, 2)
+for name, weights in model.state_dict().items():
+    kind = GGMLQuantizationType.Q8_0 if weights.ndim == 2 else GGMLQuantizationType.F32
+    name = names.get_name(name, try_suffixes=(".weight", ".bias"))
+    file.add_tensor(name, quants.quantize(weights.numpy(), kind), raw_dtype=kind)
+file.write_header_to_file()
+file.write_kv_data_to_file()
+file.write_tensors_to_file()
+file.close()
+"""
+REVISION = "0" * 40
 LONG = 32768
 """Context of DIR where a demonstration has many characters, each of which is a token of its own."""
 GAME = """
@@ -141,6 +175,19 @@ def _long(folder: Path) -> None:
     file.write_text(json.dumps({**config, "max_position_embeddings": LONG}))
 
 
+def _hub(folder: Path) -> None:
+    """DIR as a model of the hub, in the hub's cache."""
+    model = folder / "hub" / f"models--{HUB.partition('=')[2].replace('/', '--')}"
+    shutil.copytree(folder / "DIR", model / "snapshots" / REVISION)
+    (model / "refs").mkdir()
+    (model / "refs/main").write_text(REVISION)
+
+
+def _gguf(folder: Path) -> None:
+    if find_spec("gguf"):
+        _python(folder, GGUF_MODEL)
+
+
 def _thinking(folder: Path) -> None:
     """runs/NAME, of a model that may think."""
     _run_of_model(folder, "mine.yaml", "env.format.think=true")
@@ -183,6 +230,8 @@ NAMED: dict[str, Callable[[Path], None]] = {
     "--without-thought": _thinking,
     "--backend verl --resume": _verl_run,
     "messages.jsonl": _demonstrations,
+    HUB: _hub,
+    "model.gguf_file": _gguf,
     **dict.fromkeys(
         ("pip install .", "pip install 'turnwise", "-e .", "make train"),
         doc_repositories.this_repository,
