@@ -12,13 +12,15 @@ import logging
 import math
 import os
 import reprlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, field
+from contextlib import suppress
+from copy import deepcopy
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any, TypeVar, cast, get_args
 
-from turnwise.envs.base import Env, EnvError, EnvTimeoutError
+from turnwise.envs.base import BadActionError, Env, EnvBusyError, EnvError, EnvTimeoutError, Hint
 from turnwise.procs.forks import end_fork
 from turnwise.procs.interrupts import from_the_user, interrupts
 from turnwise.procs.threads import SideThread
@@ -48,10 +50,15 @@ MAX_INFO = 100_000
 """Maximum characters of an info, as JSON."""
 MAX_ERROR = 2_000
 """Maximum characters of an error's message."""
+MAX_ITEMS = 10_000
+"""Maximum items of a list in an answer: messages, tool calls, parts of a reward."""
 MAX_DEPTH = 12
 MAX_INT_BITS = 256
 CUT = "turnwise_cut"
 """The key that marks a truncated info."""
+
+EARLIER = "the index of an earlier turn"
+OWN_ERRORS = (EnvError, EnvTimeoutError, EnvBusyError, BadActionError)
 
 _short = reprlib.Repr()
 _short.maxlevel, _short.maxstring, _short.maxother = 3, 200, 200
@@ -78,9 +85,11 @@ def ask(what: str, function: Callable[[], T]) -> T:
     except BaseException as error:
         if from_the_user(error, before=before):
             raise KeyboardInterrupt from error
-        if _is_env_error(error):
+        if not _is_env_error(error):
+            raise EnvError(f"{what} raised {raised_at(error)}") from error
+        if type(error) in OWN_ERRORS and all(type(part) is str for part in error.args):
             raise
-        raise EnvError(f"{what} raised {raised_at(error)}") from error
+        raise _own_error(cast(EnvError, error)) from error
     if interrupts() != before and from_the_user(None, before=before):
         raise KeyboardInterrupt
     return value
@@ -102,6 +111,20 @@ def _is_env_error(error: BaseException) -> bool:
         return issubclass(type(error), EnvError) and error.__class__ is type(error)
     except BaseException:
         return False
+
+
+def _own_error(error: EnvError) -> EnvError:
+    """The error as one of OWN_ERRORS, with plain text. A subclass and its arguments are foreign
+    code, and an error's text is read later, where no limit holds."""
+    text = words(error)
+    for kind in (EnvTimeoutError, EnvBusyError):
+        if issubclass(type(error), kind):
+            return kind(text)
+    if issubclass(type(error), BadActionError):
+        bad = cast(BadActionError, error)
+        with suppress(BaseException):
+            return BadActionError(text, over=bad.over, info=bad.info)
+    return EnvError(text)
 
 
 def close_quietly(env: Env, *, thread: SideThread | None = None, limit: float = 0.0) -> None:
@@ -244,8 +267,10 @@ def read_info(value: Any, *, name: str) -> dict[str, Json]:
     """
     if value is None:
         return {}
-    if type(value) is dict and _is_simple(cast(dict[Any, Any], value)):
-        return dict(cast(dict[str, Json], value))
+    if type(value) is dict:
+        value = dict(cast(dict[Any, Any], value))  # the environment may change its own meanwhile
+        if _is_simple(value):
+            return value
     if not isinstance(value, Mapping):
         raise EnvError(f"{name}: info must be a dict, got {type(value).__name__}: {brief(value)}")
     items = cast(Mapping[Any, Any], value)
@@ -334,7 +359,7 @@ def _plain(value: Any, room: _Room, depth: int) -> Json:
     if isinstance(value, int):
         room.left -= 8
         if int.bit_length(value) > MAX_INT_BITS:
-            return f"<an integer of {int.bit_length(value)} bits>"
+            return room.take(f"<an integer of {int.bit_length(value)} bits>")
         return int.__int__(value)  # a subclass may override it
     if isinstance(value, float):
         room.left -= 8
@@ -343,6 +368,7 @@ def _plain(value: Any, room: _Room, depth: int) -> Json:
     if id(value) in room.around:
         return room.take("<itself>")
     if depth < MAX_DEPTH:
+        room.left -= 8
         room.around.add(id(value))
         try:
             return _plain_container(value, room, depth)
@@ -358,8 +384,11 @@ def _plain_container(value: Any, room: _Room, depth: int) -> Json:
         return sorted(_plain_items(cast(AbstractSet[Any], value), room, depth), key=repr)
     if isinstance(value, Sequence) and not isinstance(value, bytes | bytearray | memoryview):
         return _plain_items(cast(Sequence[Any], value), room, depth)
-    if type(value).__module__ == "numpy" and int(getattr(value, "size", 1)) <= room.left:
-        return _plain(cast(Any, value).tolist(), room, depth + 1)
+    if type(value).__module__ == "numpy" and hasattr(value, "tolist"):
+        array = cast(Any, value)
+        size = math.prod(max(1, length) for length in array.shape)  # 0 is many empty lists too
+        if size <= room.left:
+            return _plain(array.tolist(), room, depth + 1)
     return room.take(brief(value))
 
 
@@ -398,9 +427,9 @@ def read_message(item: Any, *, where: str) -> Message:
         Traceback (most recent call last):
         turnwise.envs.base.EnvError: coin: reset: the content of a message must be text, got int: 7
     """
+    if type(item) is Message and (plain := _plain_message(item)) is not None:
+        return plain
     if isinstance(item, Message):
-        if type(item) is Message and _is_plain(item):
-            return item
         return _read_fields(
             item.role, item.content, item.tool_calls, item.tool_call_id, item.name, where=where
         )
@@ -420,19 +449,24 @@ def read_message(item: Any, *, where: str) -> Message:
     )
 
 
-def _is_plain(message: Message) -> bool:
-    """True for a message that needs no repair. Nearly all are, and every turn has some."""
-    content = cast(object, message.content)
-    return (
+def _plain_message(message: Message) -> Message | None:
+    """A copy of a message that needs no repair; None of another. Nearly all need none, and every
+    turn has some. The environment keeps its own, which it may change."""
+    role, content = cast(object, message.role), cast(object, message.content)
+    calls = cast(object, message.tool_calls)
+    if (
         type(content) is str
         and len(content) <= MAX_TEXT
         and content.isascii()
-        and not message.tool_calls
+        and type(calls) is tuple
+        and not calls
         and message.tool_call_id is None
         and message.name is None
-        and type(message.role) is str
-        and message.role in ROLES
-    )
+        and type(role) is str
+        and role in ROLES
+    ):
+        return Message(role=cast(Role, role), content=content)
+    return None
 
 
 def _read_fields(
@@ -448,7 +482,10 @@ def _read_fields(
     return Message(
         role=cast(Role, role),
         content=read_text(content, what=f"{where}: the content of a message"),
-        tool_calls=tuple(_read_call(call, where=where) for call in cast(Sequence[Any], calls)),
+        tool_calls=tuple(
+            _read_call(call, where=where)
+            for call in _items(cast(Sequence[Any], calls), what=f"{where}: the tool calls")
+        ),
         tool_call_id=_optional(call_id, what=f"{where}: the tool_call_id of a message"),
         name=_optional(name, what=f"{where}: the name of a message"),
     )
@@ -478,19 +515,27 @@ def _optional(value: Any, *, what: str) -> str | None:
 
 def read_messages(value: Any, *, where: str) -> tuple[Message, ...]:
     """A sequence of messages, or a single one."""
-    if type(value) is tuple and len(cast(tuple[Any, ...], value)) <= 1:
-        first = cast(tuple[Any, ...], value)
-        if not first or (type(first[0]) is Message and _is_plain(first[0])):
-            return first
     if isinstance(value, str | Mapping | Message):
         return (read_message(value, where=where),)
     if not isinstance(value, Sequence):
         raise EnvError(f"{where} must be a list of messages, got {type(value).__name__}")
-    messages = tuple(read_message(item, where=where) for item in cast(Sequence[Any], value))
+    found = _items(cast(Sequence[Any], value), what=where)
+    messages = tuple(read_message(item, where=where) for item in found)
     size = sum(len(message.content) for message in messages)
+    size += sum(len(call.arguments) for message in messages for call in message.tool_calls)
     if size > MAX_TEXT:
         raise EnvError(f"{where} holds {size} characters; the limit is {MAX_TEXT}")
     return messages
+
+
+def _items(value: Iterable[T], *, what: str) -> Sequence[T]:
+    """The items, read once: a foreign list may be endless, or change while it is read."""
+    if type(value) is tuple and len(cast(tuple[T, ...], value)) <= MAX_ITEMS:
+        return cast(tuple[T, ...], value)
+    found = tuple(islice(value, MAX_ITEMS + 1))
+    if len(found) > MAX_ITEMS:
+        raise EnvError(f"{what} has more than {MAX_ITEMS} items")
+    return found
 
 
 def admit_observation(value: Any, *, name: str) -> Observation:
@@ -544,30 +589,31 @@ def admit_result(value: Any, *, name: str) -> StepResult:
             read_text(part, what=f"{name}: the name of a reward's part"): read_reward(
                 number, name=name, what="a part of the reward"
             )
-            for part, number in cast(Mapping[Any, Any], parts).items()
+            for part, number in _items(
+                cast(Mapping[Any, Any], parts).items(), what=f"{name}: reward_parts"
+            )
         },
         state_key=_optional(value.state_key, what=f"{name}: the state key"),
         info=read_info(value.info, name=name),
         rewritten=rewritten,
         call=call,
-        earlier={
-            read_count(turn, what=f"{name}: the index of an earlier turn"): read_reward(
-                number, name=name, what="a reward of an earlier turn"
-            )
-            for turn, number in value.earlier.items()
-        },
-        repeated={
-            read_count(turn, what=f"{name}: the index of an earlier turn"): read_reward(
-                number, name=name, what="a reward of an earlier turn"
-            )
-            for turn, number in value.repeated.items()
-        },
+        earlier=_read_earlier(value.earlier, name=name),
+        repeated=_read_earlier(value.repeated, name=name),
         trained=read_flag(value.trained, name=name),
         untrained=tuple(
-            read_count(turn, what=f"{name}: the index of an earlier turn")
-            for turn in value.untrained
+            read_count(turn, what=f"{name}: {EARLIER}")
+            for turn in _items(value.untrained, what=f"{name}: untrained")
         ),
     )
+
+
+def _read_earlier(value: Mapping[Any, Any], *, name: str) -> dict[int, float]:
+    return {
+        read_count(turn, what=f"{name}: {EARLIER}"): read_reward(
+            number, name=name, what="a reward of an earlier turn"
+        )
+        for turn, number in _items(value.items(), what=f"{name}: the rewards of earlier turns")
+    }
 
 
 def _read_next(value: Any, *, name: str) -> Call | None:
@@ -584,7 +630,10 @@ def _read_next(value: Any, *, name: str) -> Call | None:
         parent=None if parent is None else read_count(parent, what=f"{what}parent"),
         role=read_text(value.role, what=f"{what}role"),
         max_tokens=None if most is None else read_count(most, what=f"{what}max_tokens", least=1),
-        stop=tuple(read_text(text, what=f"{what}a stop string") for text in stop),
+        stop=tuple(
+            read_text(text, what=f"{what}a stop string")
+            for text in _items(stop, what=f"{what}stop")
+        ),
     )
 
 
@@ -614,6 +663,37 @@ def admit_task(value: Any, *, name: str) -> Task:
         payload=cast(dict[str, Json], payload),
         split=read_text(value.split, what=f"{name}: the split of a task"),
     )
+
+
+def own_task(task: Task) -> Task:
+    """A copy of the task for an environment in this process, which may change its payload. The
+    members of a group share the task, and their episodes store it.
+
+    Example:
+        >>> task = Task(id="t", seed=1, payload={"rows": [1, 2]})
+        >>> own_task(task).payload["rows"].append(3)
+        >>> task.payload
+        {'rows': [1, 2]}
+    """
+    return replace(task, payload=deepcopy(dict(task.payload)))
+
+
+def read_hint(value: Any, *, what: Hint) -> Json:
+    """A hint, checked: a list for `actions`, else text. None if the environment cannot tell.
+
+    Example:
+        >>> read_hint(7, what="expert")
+        Traceback (most recent call last):
+        turnwise.envs.base.EnvError: the hint 'expert' must be text, got int: 7
+    """
+    if value is None:
+        return None
+    if what != "actions":
+        return read_text(value, what=f"the hint {what!r}")
+    actions = read_json(value, what="the hint 'actions'")
+    if not isinstance(actions, list):
+        raise EnvError(f"the hint 'actions' must be a list, got {brief(actions)}")
+    return cast(list[Json], actions)
 
 
 def admit_completion(value: Completion) -> Completion:

@@ -20,7 +20,14 @@ from turnwise.envs.base import (
     hint_of,
     is_shared,
 )
-from turnwise.envs.gate import admit_observation, admit_result, ask, ask_within, json_safe
+from turnwise.envs.gate import (
+    admit_observation,
+    admit_result,
+    ask,
+    ask_within,
+    own_task,
+    read_hint,
+)
 from turnwise.procs.deadlines import Deadlines
 from turnwise.procs.threads import DaemonThreads, SideThread
 from turnwise.types import Json, Message, Observation, StepResult, Task
@@ -43,13 +50,20 @@ class LocalHandle:
         self._tag = tag
         self._pool = pool
         self._env: Env | None = None
+        self._shared = False
         self._sound = True
+        self._closed = False
 
     async def reset(self, task: Task, noise_seed: int) -> Observation:
         def run() -> Observation:
             if self._env is None:
                 self._env = self._pool.take(self._tag)
-            return admit_observation(self._env.reset(task, noise_seed), name=self._tag)
+            env = self._env
+            self._shared = is_shared(env)
+            if self._closed:  # it took too long to make
+                env.close()
+                raise EnvError("the environment was closed before it was made")
+            return admit_observation(env.reset(own_task(task), noise_seed), name=self._tag)
 
         limit = self._pool.config.reset_timeout
         if self._tag in self._pool.waiting:
@@ -62,9 +76,11 @@ class LocalHandle:
             try:
                 return await self._pool.call(run, limit, "reset")
             except EnvBusyError as error:  # other episodes use it, some perhaps of this rollout
-                if self._env is not None:  # it would hold a connection while it waits
-                    self._pool.give_back(self._tag, self._env)
-                    self._env = None
+                if self._env is None or not self._shared:
+                    self._sound = False
+                    raise
+                self._pool.give_back(self._tag, self._env)  # it would hold a connection
+                self._env = None
                 if waited % 60.0 < FULL_PAUSE:
                     logger.info("%s; waiting for a place", error)
                 waited += FULL_PAUSE
@@ -98,7 +114,7 @@ class LocalHandle:
     async def hint(self, what: Hint, seed: int) -> Json:
         env = self._live()
         return await self._call(
-            lambda: json_safe(hint_of(env, what, seed)),
+            lambda: read_hint(hint_of(env, what, seed), what=what),
             self._pool.config.step_timeout,
             f"hint {what!r}",
         )
@@ -109,10 +125,11 @@ class LocalHandle:
         return self._env
 
     async def close(self) -> None:
+        self._closed = True
         env, self._env = self._env, None
         if env is not None and self._tag in self._pool.waiting:
             await self._wait(cast(WaitingEnv, env).submit_end(), "close")
-        if env is not None and is_shared(env):  # other episodes need its session
+        if env is not None and self._shared:  # other episodes need its session
             await self._pool.call(env.close, self._pool.config.step_timeout, "close")
         if env is not None and self._sound:
             self._pool.give_back(self._tag, env)

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 
 from turnwise.config.schema import EnvConfig, RolloutConfig
 from turnwise.envs.base import Cut, EnvError, EnvTimeoutError, Hint
-from turnwise.envs.gate import json_safe, words
+from turnwise.envs.gate import read_hint, words
 from turnwise.envs.wire import decode, encode, observation_from_json, result_from_json
 from turnwise.procs.channel import receive_frame, send_frame, start_beside, stop
 from turnwise.types import Json, Message, Observation, StepResult, Task
@@ -151,7 +151,8 @@ class _ProcessHandle:
 
     async def hint(self, what: Hint, seed: int) -> Json:
         body = {"op": "hint", "id": self._id, "what": what, "seed": seed}
-        return json_safe(await self._live().request(body, self._pool.config.step_timeout))
+        said = await self._live().request(body, self._pool.config.step_timeout)
+        return read_hint(said, what=what)
 
     @property
     def env(self) -> None:

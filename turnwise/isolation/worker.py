@@ -12,7 +12,7 @@ import traceback
 
 from turnwise.config.schema import EnvConfig
 from turnwise.envs.base import Env, EnvError, hint_of
-from turnwise.envs.gate import admit_observation, admit_result, ask, json_safe, words
+from turnwise.envs.gate import admit_observation, admit_result, ask, read_hint, words
 from turnwise.envs.registry import make_env
 from turnwise.envs.wire import decode, encode, observation_to_json, result_to_json
 from turnwise.procs.channel import receive_frame, send_frame
@@ -60,7 +60,8 @@ def _play(envs: dict[int, Env], request: dict[str, Json]) -> Json:
         case "finish":
             return result_to_json(admit_result(envs[handle_id].finish(), name=name))
         case "hint":
-            return json_safe(hint_of(envs[handle_id], request["what"], request["seed"]))
+            what = request["what"]
+            return read_hint(hint_of(envs[handle_id], what, request["seed"]), what=what)
         case "close":
             env = envs.pop(handle_id, None)
             if env is not None:
