@@ -172,6 +172,24 @@ def test_only_a_shared_environment_is_waited_for(isolation: str) -> None:
     assert Busy.attempts == 4
 
 
+@ISOLATIONS
+def test_a_limit_of_turns_that_breaks_later_fails_its_episodes(isolation: str) -> None:
+    class Moody(CountEnv):
+        asked = 0
+
+        @property
+        def max_turns(self) -> int | None:
+            Moody.asked += 1
+            if Moody.asked > 2:
+                raise SystemExit("no more")
+            return None
+
+    first, second = play(Moody, isolation, steps=2)
+    assert statuses(first) == {Status.COMPLETED}
+    assert statuses(second) == {Status.ENV_ERROR}
+    assert second[0].error.startswith("count: max_turns raised SystemExit: no more")
+
+
 def test_an_environment_that_was_made_too_late_is_closed() -> None:
     made, closed = threading.Event(), threading.Semaphore(0)
 

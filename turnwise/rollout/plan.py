@@ -77,13 +77,26 @@ def env_configs(config: Config, groups: GroupsConfig) -> dict[str, EnvConfig]:
     return found
 
 
-def turn_limit(config: Config, env_config: EnvConfig, env: Env) -> int:
-    """Turns per episode: the lower of the config's limit and the environment's own."""
+def turn_limit(
+    config: Config, env_config: EnvConfig, env: Env, *, thread: SideThread | None = None
+) -> int:
+    """Turns per episode: the lower of the config's limit and the environment's own.
+
+    Args:
+        thread: where the environment is asked, within `rollout.reset_timeout`. None: here.
+
+    Raises:
+        EnvError: the environment's own limit is none.
+    """
     if not config.train.multi_turn or env_config.single_turn:
         return 1
     limit = env_config.max_turn or config.train.max_turn
     what = f"{env_config.name}: max_turns"
-    own = ask(what, lambda: env.max_turns)
+    if thread is None:
+        own = ask(what, lambda: env.max_turns)
+    else:
+        seconds = config.rollout.reset_timeout
+        own = ask_within(what, lambda: env.max_turns, thread=thread, limit=seconds)
     return limit if own is None else min(limit, read_count(own, what=what, least=1))
 
 
@@ -122,7 +135,12 @@ def plan_rollout(
             limit=config.rollout.reset_timeout,
             stuck=stuck,
         )
-        max_turn = turn_limit(config, configs[tag], probe)
+        max_turn = 1
+        if error is None:
+            try:
+                max_turn = turn_limit(config, configs[tag], probe, thread=thread)
+            except EnvError as wrong:
+                error = words(wrong)
         for index in range(groups.group_size):
             plans.append(
                 EpisodePlan(
