@@ -12,12 +12,16 @@ import pytest
 from gate_parts import Rude, assert_sound, on
 from rollout_parts import CountEnv, config_for, says
 
+from turnwise.config.schema import Config, EnvConfig
 from turnwise.envs import gate
 from turnwise.envs.base import BadActionError, EnvBusyError, EnvError, EnvTimeoutError
 from turnwise.envs.gate import MAX_INFO, admit_result, ask, json_safe, read_info
+from turnwise.evaluate.baselines import find_baselines
+from turnwise.evaluate.players import PlayerSpeaker, RandomPlayer
 from turnwise.rollout.proxy import AgentProxy
 from turnwise.testing.tiny import tiny_tokenizer
 from turnwise.types import Call, Episode, Message, Observation, Status, StepResult, Task, ToolCall
+from turnwise.user_code import name_of
 
 ISOLATIONS = pytest.mark.parametrize("isolation", ["inline", "thread"])
 
@@ -286,6 +290,49 @@ def test_what_was_admitted_does_not_change(monkeypatch: pytest.MonkeyPatch) -> N
     object.__setattr__(message, "content", 7)
     assert result.messages[0].content == "On."
     assert result.info == {"n": 1}
+
+
+class Advising(CountEnv):
+    """Names `hints` as random replies, one a turn."""
+
+    def __init__(self, hints: Sequence[Any]) -> None:
+        super().__init__()
+        self._hints = hints
+
+    def hint(self, what: str, seed: int) -> Any:
+        return self._hints[self.count]
+
+
+@ISOLATIONS
+@pytest.mark.parametrize(("hints", "told"), [
+    ((7,), "the hint 'random' must be text, got int: 7"),
+    (("go", {"a": 1}), "the hint 'random' must be text, got dict"),
+    ((Rude(),), "the hint 'random' must be text, got Rude"),
+    (("go", None), "'count' named legal actions before, and now none"),
+])  # fmt: skip
+def test_a_hint_that_is_none_fails_its_episode(
+    hints: Sequence[Any], told: str, isolation: str
+) -> None:
+    config = config_for(isolation=isolation, num_workers=2, retries=0)
+    speaker = PlayerSpeaker(RandomPlayer())
+    proxy = AgentProxy(config, factories={"count": lambda: Advising(hints)}, speaker=speaker)
+    episodes = proxy.play_all(0)
+    proxy.close()
+    assert {episode.status for episode in episodes} == {Status.ENV_ERROR}
+    assert all(told in str(episode.error) for episode in episodes)
+
+
+def test_baselines_hear_of_a_hint_that_exits() -> None:
+    class Exits(CountEnv):
+        def hint(self, what: str, seed: int) -> Any:
+            raise SystemExit("no hint")
+
+    config = Config(
+        env=EnvConfig(name=name_of(Exits)),
+        rollout=config_for(tags=(), isolation="thread").rollout,
+    )
+    with pytest.raises(EnvError, match="SystemExit: no hint"):
+        find_baselines(config)
 
 
 def raises(error: BaseException) -> Callable[..., Any]:

@@ -13,8 +13,8 @@ from typing import Any
 
 from turnwise.config.schema import Config, EnvConfig, FormatConfig
 from turnwise.envs.actions import write_reply
-from turnwise.envs.base import EnvError, hint_of
-from turnwise.envs.gate import ask_within, close_quietly
+from turnwise.envs.base import Env, EnvError, hint_of
+from turnwise.envs.gate import ask_within, close_quietly, words
 from turnwise.envs.message_turns import MessageTurns
 from turnwise.envs.registry import is_ours, make_env
 from turnwise.envs.text_turns import TextTurns
@@ -141,16 +141,14 @@ def find_baselines(config: Config) -> list[Baseline]:
                 and (plan := _search(config, env_config, env)) is not None
             ):
                 plans[tag] = (plan, env_config.format)
-            ask_within(
+            draws, expert = ask_within(
                 f"{env_config.name}: a first reset",
-                lambda env=env: env.reset(env.make_task(0, "train")),
+                lambda env=env: _advice(env),
                 thread=beside,
                 limit=config.rollout.reset_timeout,
             )
-            random.append(hint_of(env, "random", 0) is not None)
-            own = isinstance(env, TextTurns | MessageTurns)
-            known = own and hint_of(env, "expert", 0) is not None
-            experts.append(env.env.expert if own and known else None)
+            random.append(draws)
+            experts.append(expert)
         except EnvError:
             raise
         except (
@@ -158,7 +156,7 @@ def find_baselines(config: Config) -> list[Baseline]:
         ) as error:  # the search steps the environment itself, without the checks of an episode
             raise EnvError(f"{env_config.name}: {type(error).__name__}: {error}") from error
         finally:
-            close_quietly(env)
+            close_quietly(env, thread=beside, limit=config.rollout.step_timeout)
     found: list[Baseline] = []
     if all(random):
         found.append(Baseline(player=RandomPlayer(), label="random player"))
@@ -179,6 +177,16 @@ def play_baselines(
     """Every baseline's result on the tasks that a policy is evaluated on."""
     for baseline in find_baselines(config):
         yield baseline, evaluate(config, baseline.player, episodes=episodes)
+
+
+def _advice(env: Env) -> tuple[bool, str | None]:
+    """(whether the environment draws random replies, its expert in words or None), after a
+    reset."""
+    env.reset(env.make_task(0, "train"))
+    draws = hint_of(env, "random", 0) is not None
+    own = isinstance(env, TextTurns | MessageTurns)
+    known = own and hint_of(env, "expert", 0) is not None
+    return draws, words(env.env.expert) if own and known else None
 
 
 def _search(config: Config, env_config: EnvConfig, env: TextTurns) -> BlindPlan | None:

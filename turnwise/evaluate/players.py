@@ -10,7 +10,7 @@ from random import Random
 from typing import Protocol, cast
 
 from turnwise.config.schema import Config
-from turnwise.envs.base import Env, EnvFactory, Hint
+from turnwise.envs.base import Env, EnvError, EnvFactory, Hint
 from turnwise.generate.base import Sampling
 from turnwise.generate.openai import ChatClient
 from turnwise.procs.threads import DaemonThreads
@@ -72,6 +72,8 @@ class RandomPlayer:
 
     async def reply(self, situation: Situation) -> Message:
         said = await situation.hint("random")
+        if said is None and situation.turn:
+            raise EnvError(f"{situation.tag!r} named legal actions before, and now none")
         if said is None:
             raise PlayerError(
                 "the random player draws from an environment's legal actions, and "
