@@ -5,10 +5,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from train_parts import algorithm, batch, learner, policy
+from train_parts import CPU, algorithm, batch, learner, policy
 
 from turnwise.algos.credit import compute_advantages
+from turnwise.config.schema import LoraConfig
 from turnwise.data.batch import Batch
+from turnwise.models.policy import Policy, add_lora, prepare
+from turnwise.testing.tiny import tiny_model, tiny_tokenizer
 from turnwise.train.update import Learner, TrainingError
 
 NAMES = ["ppo", "bi_level_gae", "grpo", "dr_grpo", "gspo", "cispo"]
@@ -192,3 +195,17 @@ def test_the_adaptive_kl_coefficient_follows_its_target() -> None:
     ours = learner(policy(critic=None), algorithm("grpo", kl_coef=0.1, kl_target=0.01))
     ours.adapt_kl(1.0, num_episodes=1000)
     assert ours.algorithm.kl_coef == ours.kl.coef > 0.1
+
+
+def test_an_environment_that_draws_from_the_global_generator_changes_no_update() -> None:
+    pytest.importorskip("peft")
+    found: list[torch.Tensor] = []
+    for foreign in (1, 2):
+        lora = LoraConfig(rank=2, dropout=0.5)
+        model = add_lora(prepare(tiny_model()), lora, seed=0)
+        ours = learner(Policy(model, tiny_tokenizer(), precision=CPU), algorithm("grpo"))
+        rows = ready(ours)
+        torch.manual_seed(foreign)  # as an environment may during the rollout
+        ours.update(rows, step=3)
+        found.append(torch.cat([p.detach().flatten() for p in ours.policy.parameters()]))
+    assert torch.equal(*found)

@@ -209,8 +209,6 @@ class PPOTrainer(RunTrainer):
         self._evaluate_after()
 
     def _one_step(self) -> None:
-        # LoRA dropout uses torch's global generator, so the generator is seeded by the step.
-        torch.manual_seed(derive_seed(self.config.seed, "torch", self.step))
         result = training_step(
             self.step,
             proxy=self.proxy,

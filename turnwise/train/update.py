@@ -115,6 +115,8 @@ class Learner:
         """Metrics of the update. The batch must have advantages. A mini-batch that raises has
         changed nothing."""
         packed = self.passes.packs(batch)
+        # LoRA dropout uses torch's global generator, and so may the environments of the rollout.
+        torch.manual_seed(derive_seed(self._seed, "torch", step))
         with self.passes.attention(packed):
             return self._update(batch, step=step, packed=packed)
 
