@@ -458,12 +458,12 @@ def test_verls_older_trainers_do_not_take_our_config(module: str, name: str) -> 
         getattr(import_module(module), name)(config, None, {}, None)
 
 
-STUCK = """
+BROKEN = """
 import threading
 
-class Stuck:
-    max_turns = None
+from turnwise.types import Task
 
+class Broken:
     def reset(self, task, noise_seed=0):
         raise NotImplementedError
 
@@ -472,19 +472,44 @@ class Stuck:
     def close(self):
         pass
 
+class Stuck(Broken):
+    max_turns = None
+
     def make_task(self, seed, split):
         threading.Event().wait()
+
+class Unbounded(Broken):
+    asked = False
+
+    @property
+    def max_turns(self):
+        if self.asked:
+            raise SystemExit("no more")
+
+    def make_task(self, seed, split):
+        self.asked = True
+        return Task(id="one", seed=seed)
 """
 
 
-def test_a_task_that_is_never_made_ends_its_episodes(tmp_path: Path) -> None:
-    (tmp_path / "stuck.py").write_text(STUCK)
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("Stuck", "make_task took longer than 0.3 s"),
+        ("Unbounded", "max_turns raised SystemExit: no more"),
+    ],
+)
+def test_an_environment_that_breaks_in_a_plan_ends_its_episodes(
+    tmp_path: Path, name: str, told: str
+) -> None:
+    (tmp_path / "broken.py").write_text(BROKEN)
     rollout = RolloutConfig(isolation="inline", reset_timeout=0.3)
-    env = EnvConfig(name=f"{tmp_path / 'stuck.py'}:Stuck")
+    env = EnvConfig(name=f"{tmp_path / 'broken.py'}:{name}")
     generator: Any = SimpleNamespace(max_context=100)
     loop = SingleEpisodeProxy(
         Config(env=env, rollout=rollout), generator, tiny_tokenizer(), split="train", section={}
     )
     plans = [loop.plan(0, member, step=0) for member in range(2)]
-    assert {str(plan.error) for plan in plans} == {f"{env.name}: make_task took longer than 0.3 s"}
+    for plan in plans:
+        assert (plan.error or "").startswith(f"{env.name}: {told}")
     loop.close()

@@ -18,7 +18,13 @@ from turnwise.procs.event_loop import EventLoop
 from turnwise.procs.threads import SideThread
 from turnwise.rollout.agents import Agent, agent_class, find_shaper
 from turnwise.rollout.outputs import EnvInput, EnvOutput
-from turnwise.rollout.plan import EpisodePlan, env_configs, plan_rollout, task_of_seed
+from turnwise.rollout.plan import (
+    EpisodePlan,
+    env_configs,
+    plan_rollout,
+    task_of_seed,
+    turns_or_error,
+)
 from turnwise.types import Episode, Status, Task
 
 logger = logging.getLogger(__name__)
@@ -58,7 +64,7 @@ class EnvStateManager:
         self._config = config
         self._agent_cls = agent_cls or agent_class(config.rollout.agent)
         self._loop = EventLoop()
-        configs = env_configs(config, groups)
+        self._configs = configs = env_configs(config, groups)
         self._shapers = {
             tag: find_shaper(env.shaping.function)
             for tag, env in configs.items()
@@ -112,6 +118,11 @@ class EnvStateManager:
             limit=self._config.rollout.reset_timeout,
             stuck=self._stuck,
         )
+
+    def turns(self, tag: str) -> tuple[int, str | None]:
+        """(the turns per episode, None), or (1, the error), within `rollout.reset_timeout`."""
+        env_config = self._configs[tag]
+        return turns_or_error(self._config, env_config, self.probes[tag], thread=self._beside)
 
     def take(self, plans: Sequence[EpisodePlan]) -> list[Agent]:
         """Agents for exactly these plans, besides the existing agents. The caller must keep env_ids

@@ -100,6 +100,16 @@ def turn_limit(
     return limit if own is None else min(limit, read_count(own, what=what, least=1))
 
 
+def turns_or_error(
+    config: Config, env_config: EnvConfig, env: Env, *, thread: SideThread | None
+) -> tuple[int, str | None]:
+    """(the turns of `turn_limit`, None), or (1, the error)."""
+    try:
+        return turn_limit(config, env_config, env, thread=thread), None
+    except EnvError as error:
+        return 1, words(error) or "EnvError"
+
+
 def plan_rollout(
     config: Config,
     *,
@@ -137,10 +147,7 @@ def plan_rollout(
         )
         max_turn = 1
         if error is None:
-            try:
-                max_turn = turn_limit(config, configs[tag], probe, thread=thread)
-            except EnvError as wrong:
-                error = words(wrong)
+            max_turn, error = turns_or_error(config, configs[tag], probe, thread=thread)
         for index in range(groups.group_size):
             plans.append(
                 EpisodePlan(

@@ -15,7 +15,7 @@ from turnwise.envs.gate import words
 from turnwise.generate.base import Generator
 from turnwise.integrations.trl.engines import TRLGenerator
 from turnwise.integrations.trl.sources import EnvSource
-from turnwise.rollout.plan import EpisodePlan, turn_limit
+from turnwise.rollout.plan import EpisodePlan, turns_or_error
 from turnwise.rollout.proxy import AgentProxy
 from turnwise.seeding import derive_seed
 from turnwise.types import Episode, Task
@@ -137,7 +137,7 @@ class BatchPlayer:
     def plans(self, rows: Rows) -> list[EpisodePlan]:
         """The plans of the rows' episodes."""
         config, seed = self._config, self._config.seed
-        limit = turn_limit(config, config.env, self._source.probe)
+        limit, wrong = turns_or_error(config, config.env, self._source.probe, thread=None)
         label = "-".join(str(part) for part in rows.moment)
         plans: list[EpisodePlan] = []
         late: list[str] = []
@@ -156,7 +156,7 @@ class BatchPlayer:
                     noise_seed=derive_seed(seed, f"noise/{rows.split}", *rows.moment, place),
                     episode_id=f"{rows.split}-{label}-g{group}-m{index}",
                     max_turn=limit,
-                    error=error,
+                    error=error or wrong,
                 )
             )
         return plans

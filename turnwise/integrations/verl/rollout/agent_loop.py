@@ -23,8 +23,6 @@ from turnwise.integrations.verl.trainer.evaluation import note_outcome
 from turnwise.rollout.plan import (
     EpisodePlan,
     divide_groups,
-    env_configs,
-    turn_limit,
 )
 from turnwise.rollout.proxy import AgentProxy
 from turnwise.seeding import derive_seed
@@ -183,9 +181,11 @@ class SingleEpisodeProxy(AgentProxy):
             divmod(index, groups.env_groups) if split == "train" else (0, index % groups.env_groups)
         )
         tag = divide_groups(groups)[group] or config.env.name
-        probe = self.env_state.probes[tag]
         task_seed = derive_seed(config.seed, f"task/{split}", moment, group)
         task, error = self.env_state.task(tag, task_seed, step=step)
+        turns = 1
+        if error is None:
+            turns, error = self.env_state.turns(tag)
         return EpisodePlan(
             env_id=next(self._numbers),
             group_id=index,
@@ -195,7 +195,7 @@ class SingleEpisodeProxy(AgentProxy):
             seed=derive_seed(config.seed, f"tokens/{split}", moment, group, member),
             noise_seed=derive_seed(config.seed, f"noise/{split}", moment, group, member),
             episode_id=f"{split}-{step:06d}-g{index}-m{member}",
-            max_turn=turn_limit(config, env_configs(config, groups)[tag], probe),
+            max_turn=turns,
             error=error,
         )
 
