@@ -2,11 +2,13 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -246,6 +248,31 @@ def test_serve_policy_trains_for_workers(elsewhere: tuple[str, str], tmp_path: P
         trainer.kill()
         worker.send_signal(signal.SIGTERM)
         worker.communicate()
+
+
+def test_a_worker_waits_for_a_run_that_is_still_loading(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("turnwise.endpoint.worker.PATIENCE", 0.0)
+
+    class Answers(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.send_response(401)
+            self.end_headers()
+
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        address = free.getsockname()
+    worker = Worker(f"http://{address[0]}:{address[1]}", "agents", "a secret", "a.py:a", slots=2)
+    working = threading.Thread(target=worker.run, daemon=True)
+    working.start()
+    while "waiting for http" not in caplog.text:
+        time.sleep(0.05)
+    with HTTPServer(address, Answers) as late:
+        threading.Thread(target=late.serve_forever, daemon=True).start()
+        working.join()  # it ends when it is refused
+        late.shutdown()
+    assert worker.refused
+    assert caplog.text.count("waiting for http") == 1
 
 
 def test_workers_with_another_program_are_refused_and_the_trainer_needs_none(

@@ -30,6 +30,7 @@ def name_of(page: Path) -> str:
     return str(page.relative_to(ROOT))
 
 
+@pytest.mark.timeout(3000)  # whole runs, also on a machine that is busy
 @pytest.mark.parametrize(
     "blocks",
     [

@@ -34,6 +34,8 @@ GRACE = 5.0
 """Seconds that a program may go on when its episode is over."""
 PATIENCE = 30.0
 """Seconds without an answer of the endpoint after which a worker ends."""
+FIRST_PATIENCE = 600.0
+"""The same before its first answer: the run may still be loading its model."""
 MAX_OUTPUT = 1 << 20
 """Characters of a command's output that are kept."""
 TOKEN = "TURNWISE_TOKEN"
@@ -76,6 +78,8 @@ class Worker:
         self._active: dict[str, float | None] = {}  # token -> since when it is over
         self._lock = threading.Lock()
         self._threads = 0
+        self._told = threading.Lock()
+        """Taken by the one who says that the endpoint does not answer yet."""
         self.refused = False
         """True if it ended because the endpoint wants nothing of it."""
         self.ended: str | None = None
@@ -109,7 +113,7 @@ class Worker:
         threading.Thread(target=self._work, name=name, daemon=True).start()
 
     def _work(self) -> None:
-        call = _Caller(self._url, self._token)
+        call = _Caller(self._url, self._token, told=self._told)
         whose = {"program": program_label(self._program)} if self._queue == ELSEWHERE else {}
         while not self._stopping.is_set():
             try:
@@ -199,7 +203,7 @@ class Worker:
         return _outcome(_last_line(kept[0]))
 
     def _stay_alive(self) -> None:
-        call = _Caller(self._url, self._token)
+        call = _Caller(self._url, self._token, told=self._told)
         while not self._stopping.wait(ALIVE):
             with self._lock:
                 tokens = list(self._active)
@@ -295,26 +299,29 @@ def _last_line(output: str) -> Any:
 class _Caller:
     """Sends JSON to the endpoint over one connection, and connects again where it broke."""
 
-    def __init__(self, url: str, token: str) -> None:
+    def __init__(self, url: str, token: str, *, told: threading.Lock) -> None:
+        self._url, self._told = url, told
         parts = urlsplit(url)
         secure = parts.scheme == "https"
         kind = http.client.HTTPSConnection if secure else http.client.HTTPConnection
         self._connection = kind(parts.hostname or "", parts.port, timeout=60)
+        self._answered = False
         self._headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
 
     def post(self, path: str, body: Mapping[str, Json]) -> dict[str, Any]:
         """The answer. {} where the endpoint refused the request.
 
         Raises:
-            Gone: there was no answer for PATIENCE seconds.
+            Gone: there was no answer for PATIENCE seconds, or FIRST_PATIENCE at first.
         """
         data = json.dumps(body, allow_nan=False).encode()
-        deadline = time.monotonic() + PATIENCE
+        deadline = time.monotonic() + (PATIENCE if self._answered else FIRST_PATIENCE)
         while True:
             try:
                 self._connection.request("POST", path, data, self._headers)
                 response = self._connection.getresponse()
                 answer = json.loads(response.read() or b"{}")
+                self._answered = True
                 if response.status in (401, 409):
                     raise Refused(_message(answer))
                 if response.status != 200:
@@ -327,6 +334,8 @@ class _Caller:
                 self._connection.close()
                 if time.monotonic() > deadline:
                     raise Gone(str(error)) from error
+                if not self._answered and self._told.acquire(blocking=False):  # once for all slots
+                    logger.warning("waiting for %s: %s", self._url, error)
                 time.sleep(0.2)
 
 
