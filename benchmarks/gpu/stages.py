@@ -4,7 +4,7 @@ training; every stage evaluated on the same held-out tasks, each once.
     python benchmarks/gpu/stages.py --out FOLDER --model DIR [--gguf FILE]
         [--recipe qwen_1_5b_alfworld] [--tasks N] [--demonstrations FILE.jsonl.gz]
         [--sizes 0 50 200 1000 3000] [--train-from 200 --train-steps 100 --algorithm gigpo]
-        [--lora 16] [--temperatures 0.4 1.0] [--set KEY=VALUE ...]
+        [--lora 16] [--temperatures 0.4 1.0] [--turns LOCK] [--set KEY=VALUE ...]
 
 The environment's files are settings: --set env.options.floorplans=FILE env.options.games=FILE for
 ALFWorld, --set env.options.products=FOLDER for WebShop. --tasks N evaluates the held-out tasks of
@@ -17,7 +17,8 @@ A size takes the first so many of them; without sizes, only the training is done
 written: with --lora, FOLDER gets the adapter of every size. FOLDER/results.json is written
 after every stage: success and mean reward with 95 % intervals, successes by kind of task where the
 environment names kinds, generated tokens, and the seconds of each part. Where replies have
-thoughts, every evaluation is also made with the thoughts cut away.
+thoughts, every evaluation is also made with the thoughts cut away. Ctrl-C ends the training early;
+it is evaluated then. Runs with the same --turns LOCK take turns on the GPU (turns.py).
 """
 
 import argparse
@@ -35,8 +36,11 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parent))
 
 from learn import ALGORITHMS, machine, plain_model, share
+from turns import Turns, around, native_takes, nothing
 
 LOSS = "sft/held_out_loss"
+HOLD_SECONDS = 8.0
+"""Of the GPU, before another run has a turn: an update of imitation takes a third of a second."""
 MOST_GAMES = 2000
 """Held-out tasks that are looked at for the end of a file of games."""
 TINY = [
@@ -270,6 +274,18 @@ def train(plan: Plan, size: int, steps: int, algorithm: str) -> dict[str, Any]:
     }
 
 
+def take_turns(lock: Path) -> None:
+    """Computes only while no other run with the same lock does."""
+    from turnwise.rollout.proxy import AgentProxy
+    from turnwise.train.base import RunTrainer
+
+    turns = Turns(lock, hold_s=HOLD_SECONDS)
+    native_takes(turns)
+    around(AgentProxy, "play_these", turns.begin, turns.end_other)
+    for owner, name in ((RunTrainer, "fit"), (AgentProxy, "play_these")):
+        around(owner, name, nothing, turns.leave)
+
+
 def make_room() -> None:
     import torch
 
@@ -354,6 +370,7 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--train-steps", type=int, default=0)
     parser.add_argument("--lora", type=int, default=0, help="rank of the adapters; 0: full")
     parser.add_argument("--tasks", type=int, help="held-out tasks; default: all games of a file")
+    parser.add_argument("--turns", type=Path, help="file that runs on one GPU share")
     parser.add_argument("--set", nargs="*", default=[], dest="settings")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--tiny", action="store_true", help="a tiny model on the CPU")
@@ -362,6 +379,8 @@ def main(words: Sequence[str] | None = None) -> int:
     if options.tiny == (options.model is not None):
         parser.error("give --model DIR, or --tiny")
     options.out.mkdir(parents=True, exist_ok=True)
+    if options.turns is not None:
+        take_turns(options.turns)
     with tempfile.TemporaryDirectory(prefix="turnwise-model-") as scratch:
         if options.tiny:
             model = tiny_folder(Path(scratch))

@@ -2,6 +2,7 @@
 
     python benchmarks/gpu/verl_step.py --out FOLDER --model DIR [--steps 10] [--limit-s 500]
         [--arms native hf ...] [--recipe qwen_1_5b_frozen_lake] [--seed 0] [--set KEY=VALUE ...]
+        [--turns LOCK]
     python benchmarks/gpu/verl_step.py --out FOLDER --tiny        # a random model on the CPU
 
 | arm | what runs |
@@ -13,11 +14,12 @@
 
 DIR is a folder of safetensors: verl reads no GGUF. All arms have the same tasks and seeds, and the
 same number of steps. Each is a process of its own, stopped after --limit-s. A step's seconds are
-what passes between two rows of metrics, whatever wrote them; the first step is left out, because it
-has the start in it. Then the run is taken up again for one more step, unless the arm is trl or
+those of rollout, scoring, update and weight sync (turns.py); the first step is left out, because it
+has a start in it. Then the run is taken up again for one more step, unless the arm is trl or
 --no-resume is given.
-FOLDER/table.md and FOLDER/results.json are written after every arm, so that a machine that goes
-away leaves what was measured.
+Verl and vLLM take minutes to start. Several of these commands may run on one GPU with the same
+--turns LOCK, and the same FOLDER: their steps take turns, so that one starts while another trains.
+FOLDER/ARM.json is written after every arm, and FOLDER/table.md from all of them.
 """
 
 import argparse
@@ -29,9 +31,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -41,18 +42,27 @@ from learn import ALGORITHMS, machine
 from stages import tiny_folder
 
 ENGINE = "actor_rollout_ref.rollout.name"
-LORA = ("model.lora.rank=16", "model.lora.alpha=32", "train.lr=2e-5")
+LORA = ("model.lora.rank=16", "model.lora.alpha=32", "train.lr=1e-4")
+GRAPHS = {
+    "mode": 0,
+    "cudagraph_mode": "FULL_DECODE_ONLY",
+    "cudagraph_capture_sizes": [1, 2, 4, 8, *range(16, 257, 16)],
+}
+"""CUDA graphs for decoding, and no compiler, which takes vLLM a minute at every start."""
+VLLM = {
+    ENGINE: "vllm",
+    "actor_rollout_ref.rollout.gpu_memory_utilization": 0.1,
+    "actor_rollout_ref.rollout.engine_kwargs.vllm.kv_cache_memory_bytes": 8 * 2**30,
+    "actor_rollout_ref.rollout.engine_kwargs.vllm.compilation_config": json.dumps(GRAPHS),
+}
+"""A size of the cache that does not depend on what other processes hold of the GPU."""
 PLACES: dict[str, tuple[str, ...]] = {
     "native": ("backend=native",),
-    "hf": ("backend=verl", f"verl={{{ENGINE}: hf}}"),
-    "vllm": (
-        "backend=verl",
-        f"verl={{{ENGINE}: vllm, actor_rollout_ref.rollout.gpu_memory_utilization: 0.3}}",
-    ),
+    "hf": ("backend=verl", f"verl={json.dumps({ENGINE: 'hf'})}"),
+    "vllm": ("backend=verl", f"verl={json.dumps(VLLM)}"),
     "trl": (
         "backend=trl",
-        "train.compile=false",
-        "trl={use_vllm: true, vllm_mode: colocate, vllm_gpu_memory_utilization: 0.3}",
+        "trl={use_vllm: true, vllm_mode: colocate, vllm_gpu_memory_utilization: 0.15}",
     ),
 }
 ARMS: dict[str, tuple[str, str]] = {
@@ -74,19 +84,21 @@ METHODS: dict[str, tuple[str, ...]] = {
     "grpo": GRPO,
     "lora": (*GRPO, *LORA),
 }
-GROUPS = ("rollout.train.env_groups=32", "rollout.train.group_size=8", "algo.entropy_coef=0")
+GROUPS = (
+    *("rollout.train.env_groups=32", "rollout.train.group_size=8", "algo.entropy_coef=0"),
+    "train.compile=false",
+)
 """The same episodes for every method, and nothing that one of the backends lacks."""
 TINY = (
     *("model.dtype=float32", "train.device=cpu", "rollout.slots=4", "rollout.max_context=1024"),
     *("rollout.max_response_tokens=8", "env.max_turn=2", "eval.episodes=4"),
     *("rollout.train.env_groups=2", "rollout.train.group_size=2", "train.max_idle_steps=9"),
-    *("train.compile=false", "train.micro_batch_tokens=4096", "train.mini_batches=2"),
+    *("train.micro_batch_tokens=4096", "train.mini_batches=2"),
 )
 """It shows that the arms run, and nothing else."""
 GAPS = ("train/gap_mean", "sampling/sampling_logp_difference/mean")
 SUCCESSES = ("rollout/success", "rollouts/success")
 REWARDS = ("rollout/reward", "reward")
-POLL_SECONDS = 0.1
 
 
 @dataclass(kw_only=True, slots=True)
@@ -112,74 +124,70 @@ class Measured:
     """The last ones of a run that failed."""
 
 
-def command(run: Path, words: Sequence[str], *, resume: bool = False) -> list[str]:
-    start = [sys.executable, "-m", "turnwise", "train"]
-    return [*start, "--resume", str(run), *words] if resume else [*start, *words]
-
-
 def training_rows(run: Path) -> list[dict[str, Any]]:
     """The rows of metrics.jsonl that are training steps."""
-    path = run / "metrics.jsonl"
-    lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
-    rows = [json.loads(line) for line in lines if line.endswith("}")]
+    rows = read_lines(run / "metrics.jsonl")
     return [row for row in rows if "rollout/reward" in row or "loss" in row]
 
 
-def watch(process: subprocess.Popen[bytes], run: Path, *, until: float) -> Iterator[float]:
-    """The moment at which each training step appears in the run directory."""
-    seen = 0
-    while True:
-        over = process.poll() is not None or time.perf_counter() > until
-        found = len(training_rows(run))
-        for _ in range(found - seen):
-            yield time.perf_counter()
-        seen = found
-        if over:
-            return
-        time.sleep(POLL_SECONDS)
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
+    return [json.loads(line) for line in lines if line.endswith("}")]
 
 
-def play(run: Path, line: Sequence[str], log: Path, *, limit: float) -> tuple[int | None, Any]:
-    """(exit status, [start, the moments of the steps]) of a process that may take so long."""
-    started = time.perf_counter()
+def play(line: Sequence[str], log: Path, *, limit: float) -> int | None:
+    """The exit status of a process that may take so long; None: it was stopped."""
     with log.open("wb") as out:
         process = subprocess.Popen(
             line, stdout=out, stderr=subprocess.STDOUT, start_new_session=True
         )
         try:
-            moments = [started, *watch(process, run, until=started + limit)]
+            return process.wait(limit)
+        except subprocess.TimeoutExpired:
+            return None
         finally:
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)
-    return (None if process.wait() == -signal.SIGKILL else process.returncode), moments
+                process.wait()
 
 
 def measure(arm: str, plan: Sequence[str], options: argparse.Namespace) -> Measured:
     """Runs an arm, and takes it up again."""
     place, method = ARMS[arm]
     run, steps = options.out / "runs" / arm, options.steps
-    places = PLACES[place][:2] if place == "trl" and options.tiny else PLACES[place]
+    places = PLACES[place][:1] if place == "trl" and options.tiny else PLACES[place]
     words = [options.recipe, *places, *METHODS[method], *plan, f"train.steps={steps}"]
     words += [f"log.dir={options.out / 'runs'}", f"log.name={arm}", *options.settings]
-    log = options.out / f"{arm}.log"
-    code, moments = play(run, command(run, words), log, limit=options.limit_s)
+    resumes = options.resume and place != "trl"
+    words += [f"checkpoint.every={steps}", f"checkpoint.write={str(resumes).lower()}"]
+    log, times = options.out / f"{arm}.log", options.out / f"{arm}.times.jsonl"
+    backend = "verl" if place in ("hf", "vllm") else place
+    turns = [sys.executable, str(Path(__file__).with_name("turns.py")), str(options.turns)]
+    began = time.time()
+    line = [*turns, str(times), backend, "train", *words]
+    code = play(line, log, limit=options.limit_s)
     found = Measured(arm=arm, method=method, code=code)
-    rows = training_rows(run)
-    if place == "trl" and len(rows) >= steps:  # TRL writes a row per update
+    rows, timed = training_rows(run), read_lines(times)
+    if place == "trl" and len(rows) >= steps:  # TRL's rows are updates
         updates = len(rows) // steps
-        moments, rows = moments[::updates], rows[::updates]
-    if len(moments) > 1:
-        found.start = moments[1] - moments[0]
-        found.seconds = [b - a for a, b in pairwise(moments[1:])]
+        timed = [
+            {**last, "seconds": sum(row["seconds"] for row in timed[end - updates : end])}
+            for end, last in enumerate(timed, 1)
+            if end % updates == 0
+        ]
+        rows = rows[::updates]
+    if timed:
+        found.start = timed[0]["ended"] - began
+        found.seconds = [row["seconds"] for row in timed[1:]]
     for row in rows:
         found.success.append(_first(row, SUCCESSES))
         found.reward.append(_first(row, REWARDS))
         found.gap.append(_first(row, GAPS))
     found.held_out = held_out(run) if rows else []
-    if code == 0 and place != "trl" and options.resume:
-        again = [f"train.steps={steps + 1}"]
-        line = command(run, again, resume=True)
-        play(run, line, options.out / f"{arm}-resume.log", limit=options.limit_s)
+    if code == 0 and resumes:
+        line = [*turns, str(times), backend, "train", "--resume", str(run)]
+        line += [f"train.steps={steps + 1}"]
+        play(line, options.out / f"{arm}-resume.log", limit=options.limit_s)
         after = [row["step"] for row in training_rows(run)]
         found.resumed = len(after) == steps + 1 == after[-1] - after[0] + 1
     elif code != 0:
@@ -230,14 +238,24 @@ def run_all(options: argparse.Namespace, plan: Sequence[str]) -> list[Measured]:
     for arm in options.arms:
         one = measure(arm, plan, options)
         found.append(one)
-        data = {"machine": machine(), "command": sys.argv, "arms": [asdict(row) for row in found]}
-        (options.out / "results.json").write_text(json.dumps(data, indent=1), encoding="utf-8")
-        (options.out / "table.md").write_text(table(found), encoding="utf-8")
+        data = {"machine": machine(), "command": sys.argv, **asdict(one)}
+        (options.out / f"{arm}.json").write_text(json.dumps(data, indent=1), encoding="utf-8")
+        text = table(known(options.out))
+        (options.out / "table.md").write_text(text, encoding="utf-8")
         print(table([one]).splitlines()[-1], flush=True)
         if one.words:
             print(one.words, flush=True)
-    print(table(found))
+    print(table(known(options.out)))
     return found
+
+
+def known(folder: Path) -> list[Measured]:
+    """Every arm that was measured into the folder."""
+    paths = [folder / f"{arm}.json" for arm in ARMS]
+    rows = [json.loads(path.read_text(encoding="utf-8")) for path in paths if path.is_file()]
+    return [
+        Measured(**{field: row[field] for field in Measured.__dataclass_fields__}) for row in rows
+    ]
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -253,6 +271,7 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--limit-s", type=float, default=500.0, help="of one process")
     parser.add_argument("--no-resume", action="store_false", dest="resume")
     parser.add_argument("--set", nargs="*", default=[], dest="settings")
+    parser.add_argument("--turns", type=Path, help="file that runs on one GPU share")
     parser.add_argument("--tiny", action="store_true", help="a tiny model on the CPU")
     options = parser.parse_args(words)
     if options.tiny == (options.model is not None):
@@ -263,11 +282,11 @@ def main(words: Sequence[str] | None = None) -> int:
     options.steps = options.steps or (2 if options.tiny else 10)
     options.out = options.out.resolve()
     options.out.mkdir(parents=True, exist_ok=True)
+    options.turns = options.turns or options.out / "gpu.lock"
     with tempfile.TemporaryDirectory(prefix="turnwise-model-") as scratch:
         model = tiny_folder(Path(scratch)) if options.tiny else options.model.resolve()
         plan = [f"model.path={model}", f"seed={options.seed}", *GROUPS]
-        plan += [f"checkpoint.every={options.steps}", "log.report=false", "log.credit=false"]
-        plan += ["eval.baselines=false"]
+        plan += ["log.report=false", "log.credit=false", "eval.baselines=false"]
         found = run_all(options, plan + list(TINY if options.tiny else ()))
     return int(any(one.code != 0 or one.resumed is False for one in found))
 
