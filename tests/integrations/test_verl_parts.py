@@ -248,7 +248,7 @@ def test_the_hf_server_continues_sessions_and_takes_weights(tmp_path: Path) -> N
     from omegaconf import OmegaConf
     from verl.workers.config import RolloutConfig as VerlRolloutConfig
 
-    from turnwise.integrations.verl.engines.hf_server import HFServer
+    from turnwise.integrations.verl.engines.hf_server import HFServer, buckets, to_wire
     from turnwise.testing.tiny import tiny_model
 
     folder = tiny_folder(tmp_path)
@@ -273,7 +273,13 @@ def test_the_hf_server_continues_sessions_and_takes_weights(tmp_path: Path) -> N
         again = await server.generate(ids, dict(params), "r")
         await server.release("s")
         other = tiny_model("qwen2", hidden_size=64, seed=1).state_dict()
-        await server.load_weights(other, 7)
+        wired = [(name, to_wire(tensor, torch.float32)) for name, tensor in other.items()]
+        parts = list(buckets(wired, limit=20_000))
+        assert len(parts) > 2
+        for index, (part, last) in enumerate(parts):
+            await server.load_weights(part, first=index == 0, last=last, global_steps=7)
+        held = server._model.state_dict()
+        assert all(torch.equal(held[name], tensor) for name, tensor in other.items())
         changed = await server.generate([1, 2, 3], dict(params), "r")
         assert changed.extra_fields["global_steps"] == 7
         return first.token_ids, second.token_ids, again.token_ids, changed.token_ids
@@ -282,9 +288,23 @@ def test_the_hf_server_continues_sessions_and_takes_weights(tmp_path: Path) -> N
     assert second == again
     assert first != changed
     with pytest.raises(ValueError, match="no weights for"):
-        asyncio.run(server.load_weights({}, 8))
+        asyncio.run(server.load_weights({}, first=True, last=True, global_steps=8))
+    nobody = {"nobody.weight": to_wire(torch.zeros(1), torch.float32)}
     with pytest.raises(ValueError, match="does not have"):
-        asyncio.run(server.load_weights({"nobody.weight": torch.zeros(1)}, 8))
+        asyncio.run(server.load_weights(nobody, first=True, last=True, global_steps=8))
+
+
+def test_weights_travel_in_the_engines_type() -> None:
+    from turnwise.integrations.verl.engines.hf_server import from_wire, to_wire
+
+    weights = torch.randn(3, 5, generator=torch.Generator().manual_seed(0))
+    for dtype in (torch.bfloat16, torch.float16, torch.float32):
+        wired = to_wire(weights.T, dtype)
+        wired.setflags(write=False)  # as it arrives from shared memory
+        assert torch.equal(from_wire(wired, dtype), weights.T.to(dtype))
+    wired = to_wire(weights, torch.float32)
+    weights.zero_()
+    assert from_wire(wired, torch.float32).abs().sum() > 0
 
 
 class _Engine:

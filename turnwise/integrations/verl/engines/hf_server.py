@@ -5,7 +5,8 @@ without vLLM or SGLang."""
 
 import asyncio
 import os
-from collections.abc import Generator
+import warnings
+from collections.abc import Generator, Iterable, Iterator
 from typing import Any, cast
 
 import ray
@@ -50,6 +51,7 @@ class HFServer:
         )
         self._length = length
         self._held: dict[str, tuple[Session, list[int]]] = {}
+        self._loaded: set[str] = set()
         self._running = 0
         self._draws = 0
         self.global_steps: int | None = None
@@ -102,32 +104,40 @@ class HFServer:
         if held is not None:
             await self._generator.release(held[0])
 
-    async def load_weights(self, named: dict[str, torch.Tensor], global_steps: int | None) -> int:
-        """Loads the actor's weights; returns the number of tensors."""
-        await self.drain()
+    async def load_weights(
+        self, wired: dict[str, Any], *, first: bool, last: bool, global_steps: int | None
+    ) -> None:
+        """Loads some of the actor's weights, as `to_wire` made them. The first bucket waits for
+        running requests; with the last one the engine goes on with the new weights."""
+        if first:
+            await self.drain()
+            self._loaded.clear()
         own = self._model.state_dict()
-        unknown = sorted(set(named) - set(own))
+        unknown = sorted(set(wired) - set(own))
         if unknown:
             raise ValueError(
                 "the actor sends weights that the hf engine's model does not have, such as "
                 f"{unknown[:3]}"
             )
+        for name, array in wired.items():
+            own[name].copy_(from_wire(array, own[name].dtype))
+        self._loaded |= set(wired)
+        if last:
+            await self._finish_loading(global_steps)
+
+    async def _finish_loading(self, global_steps: int | None) -> None:
         tied = set(getattr(self._model, "all_tied_weights_keys", None) or ())
-        missing = sorted(set(dict(self._model.named_parameters())) - set(named) - tied)
+        missing = sorted(set(dict(self._model.named_parameters())) - self._loaded - tied)
         if missing:
             raise ValueError(
                 f"the actor sent no weights for {missing[:3]}: the engine would sample from old "
                 "ones"
             )
-        self._model.load_state_dict(
-            {name: tensor.to(own[name].dtype) for name, tensor in named.items()}, strict=False
-        )
         self._model.tie_weights()
         for key in list(self._held):
             await self.release(key)
         self._generator.weights_updated(global_steps or 0)
         self.global_steps = global_steps
-        return len(named)
 
     async def drain(self) -> None:
         """Waits until nothing is being generated."""
@@ -254,8 +264,54 @@ class HFServerAdapter(BaseRollout):
     ) -> None:
         if wire_format != "named_tensors":
             raise ValueError(f"the hf engine takes whole tensors, got wire format {wire_format!r}")
-        # Every rank must exhaust the generator: it gathers the shards of all of them.
-        state = {name: tensor.detach().to("cpu", copy=True) for name, tensor in weights}
         if self._handle is None:
             self._handle = ray.get_actor(server_name(self._rank))
-        await self._handle.load_weights.remote(state, global_steps)
+        dtype = getattr(torch, self.config.dtype)
+        first = True
+        # Every rank must exhaust the generator: it gathers the shards of all of them.
+        for bucket, last in buckets((name, to_wire(tensor, dtype)) for name, tensor in weights):
+            await self._handle.load_weights.remote(
+                bucket, first=first, last=last, global_steps=global_steps
+            )
+            first = False
+
+
+BUCKET_BYTES = 2**30
+"""Of weights in Ray's object store at a time."""
+
+
+def to_wire(tensor: torch.Tensor, dtype: torch.dtype) -> Any:
+    """The tensor in the engine's type, as an array of integers: NumPy has no bfloat16. Ray copies
+    an array into shared memory once, and pickles a tensor, which took 24 times as long."""
+    integers = {2: torch.int16, 4: torch.int32, 8: torch.int64}[dtype.itemsize]
+    # A copy in any case: the memory of a gathered tensor may be the next one's.
+    copied = tensor.detach().to(dtype).to("cpu", copy=True)
+    return copied.contiguous().view(integers).numpy()
+
+
+def from_wire(array: Any, dtype: torch.dtype) -> torch.Tensor:
+    with warnings.catch_warnings():  # shared memory is read-only, and nothing writes to it
+        warnings.simplefilter("ignore")
+        return torch.from_numpy(array).view(dtype)
+
+
+def buckets(
+    named: Iterable[tuple[str, Any]], *, limit: int = BUCKET_BYTES
+) -> Iterator[tuple[dict[str, Any], bool]]:
+    """Buckets of at most `limit` bytes, or one array, each with whether it is the last.
+
+    Example:
+        >>> import numpy as np
+        >>> three = [(name, np.zeros(3, dtype=np.int16)) for name in "abc"]
+        >>> [(list(found), last) for found, last in buckets(three, limit=13)]
+        [(['a', 'b'], False), (['c'], True)]
+    """
+    bucket: dict[str, Any] = {}
+    size = 0
+    for name, array in named:
+        if bucket and size + array.nbytes > limit:
+            yield bucket, False
+            bucket, size = {}, 0
+        bucket[name] = array
+        size += array.nbytes
+    yield bucket, True
