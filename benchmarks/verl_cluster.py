@@ -16,6 +16,7 @@ something only while that is well below the number of cores.
 
 import argparse
 import asyncio
+import math
 import os
 import tempfile
 import time
@@ -214,7 +215,7 @@ def main() -> None:
         everybody = list(manager.agent_loop_workers)
         play(manager, len(everybody))  # every worker imports and opens its environments
         episodes = options.groups * options.group_size
-        most = options.threads / (TURNS * options.env_seconds)
+        most = options.threads / (TURNS * options.env_seconds) if options.env_seconds else math.inf
         print(f"{episodes} episodes of {TURNS} turns; a step {options.env_seconds:g} s,", end=" ")
         print(f"a reply {options.reply_seconds:g} s; {options.threads} threads a worker")
         print("| workers | episodes/s | times one worker | at most, by the steps' sleep | cores |")

@@ -52,10 +52,13 @@ GRAPHS = {
 VLLM = {
     ENGINE: "vllm",
     "actor_rollout_ref.rollout.gpu_memory_utilization": 0.1,
+    "actor_rollout_ref.rollout.enable_sleep_mode": False,
+    "actor_rollout_ref.rollout.free_cache_engine": False,
     "actor_rollout_ref.rollout.engine_kwargs.vllm.kv_cache_memory_bytes": 8 * 2**30,
     "actor_rollout_ref.rollout.engine_kwargs.vllm.compilation_config": json.dumps(GRAPHS),
 }
-"""A size of the cache that does not depend on what other processes hold of the GPU."""
+"""vLLM that may share the GPU with other runs. Its sleep fails where another process takes memory
+meanwhile, and the size of its cache would depend on what they hold."""
 PLACES: dict[str, tuple[str, ...]] = {
     "native": ("backend=native",),
     "hf": ("backend=verl", f"verl={json.dumps({ENGINE: 'hf'})}"),

@@ -1,6 +1,7 @@
 """Config -> verl's config: one table of settings, which `turnwise train` composes and verl's own
 command takes."""
 
+import os
 from importlib.util import find_spec
 from operator import attrgetter
 from typing import Any
@@ -394,13 +395,25 @@ def _rollout(config: Config, placement: Placement, *, engine: str) -> dict[str, 
         "actor_rollout_ref.rollout.calculate_log_probs": True,
         "actor_rollout_ref.rollout.tensor_model_parallel_size": 1,
         "actor_rollout_ref.rollout.free_cache_engine": not cpu,
-        "actor_rollout_ref.rollout.agent.num_workers": min(8, max(1, placement.ranks)),
+        "actor_rollout_ref.rollout.agent.num_workers": agent_workers(placement.ranks),
         "actor_rollout_ref.rollout.agent.default_agent_loop": "turnwise",
         "actor_rollout_ref.rollout.agent.agent_loop_manager_class": (
             "turnwise.integrations.verl.rollout.spread.SpreadManager"
         ),
         "reward.num_workers": 0,  # the agent loop rewards; workers of verl would idle
     }
+
+
+def agent_workers(ranks: int, *, cores: int | None = None) -> int:
+    """How many processes play the episodes: one per rank, or per four cores where that is more, at
+    most eight. One has verl's work for an episode to do, about 30 ms, and no other core helps it.
+
+    Example:
+        >>> agent_workers(1, cores=16), agent_workers(1, cores=2), agent_workers(32, cores=64)
+        (4, 1, 8)
+    """
+    cores = cores or os.cpu_count() or 1
+    return min(8, max(1, ranks, cores // 4))
 
 
 def _loss(config: Config, algorithm: Algorithm) -> dict[str, Any]:
