@@ -357,10 +357,10 @@ BREAKS: tuple[Break, ...] = (
         name="nan-reward-is-zero",
         invariant=7,
         what="A reward that is not a number becomes a reward of zero.",
-        file="turnwise/envs/gate.py",
+        file="turnwise/envs/gate/values.py",
         old="    if not math.isfinite(value):\n",
         new="    value = value if math.isfinite(value) else 0.0\n    if value != value:\n",
-        tests=("turnwise/envs/gate.py",),
+        tests=("turnwise/envs/gate/values.py",),
     ),
     Break(
         name="failed-env-reused",

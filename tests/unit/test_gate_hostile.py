@@ -13,9 +13,8 @@ from gate_parts import Rude, assert_sound, on
 from rollout_parts import CountEnv, config_for, says
 
 from turnwise.config.schema import Config, EnvConfig
-from turnwise.envs import gate
 from turnwise.envs.base import BadActionError, EnvBusyError, EnvError, EnvTimeoutError
-from turnwise.envs.gate import MAX_INFO, admit_result, ask, json_safe, read_info
+from turnwise.envs.gate import MAX_INFO, admit_result, ask, json_safe, read_info, values
 from turnwise.evaluate.baselines import find_baselines
 from turnwise.evaluate.players import PlayerSpeaker, RandomPlayer
 from turnwise.rollout.proxy import AgentProxy
@@ -278,14 +277,14 @@ def test_what_numpy_cannot_list_is_text() -> None:
 
 def test_what_was_admitted_does_not_change(monkeypatch: pytest.MonkeyPatch) -> None:
     message, info = Message(role="user", content="On."), {"n": 1}
-    simple = gate._is_simple
+    simple = values._is_simple
 
     def then_changed(items: dict[Any, Any]) -> bool:
         found = simple(items)
         info["n"] = cast(Any, Rude())  # as another thread would
         return found
 
-    monkeypatch.setattr(gate, "_is_simple", then_changed)
+    monkeypatch.setattr(values, "_is_simple", then_changed)
     result = admit_result(StepResult(messages=(message,), reward=0.0, info=info), name="coin")
     object.__setattr__(message, "content", 7)
     assert result.messages[0].content == "On."

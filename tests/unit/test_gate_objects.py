@@ -103,7 +103,7 @@ class Text(str):
 
 
 def test_a_text_cannot_lie_about_its_length(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("turnwise.envs.gate.MAX_TEXT", 100)
+    monkeypatch.setattr("turnwise.envs.gate.values.MAX_TEXT", 100)
     with pytest.raises(EnvError, match="has 1000 characters"):
         read_text(Text("x" * 1000), what="coin")
 
