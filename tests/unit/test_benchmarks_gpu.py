@@ -70,6 +70,7 @@ def test_log_probs_are_compared_on_equal_gradients(tmp_path: Path) -> None:
 
 def test_a_recipe_goes_through_its_stages(tmp_path: Path) -> None:
     words = ["--sizes", "0", "4", "8", "--tasks", "3", "--train-from", "4", "--train-steps", "1"]
+    words += ["--turns", str(tmp_path / "lock")]
     found = run("stages.py", tmp_path, "--out", str(tmp_path / "out"), *words)
     stages = found["stages"]
     assert [row["stage"] for row in stages] == [
@@ -100,6 +101,44 @@ def test_stages_of_a_recipe_without_kinds_of_tasks(tmp_path: Path) -> None:
     (played,) = evaluated(found)
     assert (played["tasks"], played["by_kind"]) == (2, {})
     assert played["reward"][1] <= played["reward"][0] <= played["reward"][2]
+
+
+def test_runs_that_share_a_gpu_compute_in_turn(tmp_path: Path) -> None:
+    """Each step reads a file, waits and writes the next number: two at once would lose one."""
+    code = """
+import sys, time
+from pathlib import Path
+from turns import Turns
+folder = Path(sys.argv[1])
+turns = Turns(folder / "lock", folder / f"{sys.argv[2]}.jsonl")
+counted = folder / "counted"
+for _ in range(20):
+    turns.begin()
+    number = int(counted.read_text())
+    time.sleep(0.005)
+    counted.write_text(str(number + 1))
+    turns.end_step()
+"""
+    (tmp_path / "counted").write_text("0")
+    path = {**os.environ, "PYTHONPATH": str(ROOT / "benchmarks/gpu")}
+    line = [sys.executable, "-c", code, str(tmp_path)]
+    both = [subprocess.Popen([*line, name], env=path) for name in ("one", "two")]
+    assert [process.wait() for process in both] == [0, 0]
+    assert (tmp_path / "counted").read_text() == "40"
+    rows = [json.loads(row) for row in (tmp_path / "one.jsonl").read_text().splitlines()]
+    assert len(rows) == 20
+    assert all(row["seconds"] >= 0.005 and row["waited"] >= 0 for row in rows)
+
+
+def test_an_arm_is_measured_and_taken_up_again(tmp_path: Path) -> None:
+    line = [*warm.python(), "benchmarks/gpu/verl_step.py", "--tiny", "--out", str(tmp_path)]
+    done = subprocess.run(
+        [*line, "--arms", "native"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    found = json.loads((tmp_path / "native.json").read_text())
+    assert (found["code"], found["resumed"], len(found["seconds"])) == (0, True, 1)
+    assert "| native | bi_level_gae |" in (tmp_path / "table.md").read_text()
 
 
 def test_every_game_of_a_file_is_held_out_and_endless_ones_are_counted(tmp_path: Path) -> None:
