@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.verl, pytest.mark.timeout(700)]
 @pytest.fixture(scope="module")
 def two_steps(tmp_path_factory: pytest.TempPathFactory) -> tuple[RunReader, Outcome, Config]:
     folder = tmp_path_factory.mktemp("verl")
-    config = tiny_config(folder, "eval.before=true")
+    config = tiny_config(folder, "eval.before=true", "train.packing=true")
     run, outcome = trained(folder, config)
     print(f"two steps took {outcome.seconds:.0f} s")
     return run, outcome, config

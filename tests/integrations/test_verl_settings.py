@@ -30,6 +30,7 @@ from turnwise.integrations.verl.config.memory import recomputes
 from turnwise.integrations.verl.config.placement import Placement
 from turnwise.integrations.verl.config.resolve import place_model, resolve
 from turnwise.integrations.verl.config.settings import (
+    PACKED_ATTENTION,
     UnsupportedError,
     refusals,
     verl_settings,
@@ -54,7 +55,7 @@ from turnwise.integrations.verl.trainer.pools import (
     check_roles,
 )
 from turnwise.integrations.verl.trainer.run import train
-from turnwise.testing.tiny import tiny_tokenizer
+from turnwise.testing.tiny import tiny_model, tiny_tokenizer
 from turnwise.types import Message
 
 pytestmark = pytest.mark.verl
@@ -129,6 +130,55 @@ def test_gradient_checkpointing_is_decided_by_memory(tmp_path: Path) -> None:
         assert decide(config)
 
 
+@pytest.mark.skipif(find_spec("flash_attn") is not None, reason="flash-attention packs here")
+def test_rows_are_packed_without_flash_attention_where_the_model_allows_it(tmp_path: Path) -> None:
+    gpu = Placement(gpus=1, device="cuda")
+
+    def chosen(*overrides: str, placement: Placement = gpu) -> list[tuple[bool, str]]:
+        config = tiny_config(tmp_path, "verl={actor_rollout_ref.rollout.name: hf}", *overrides)
+        found = verl_settings(config, placement=placement, model_path="m", run_dir=str(tmp_path))
+        return [
+            (
+                found[f"{where}.model.use_remove_padding"],
+                found[f"{where}.model.override_config.attn_implementation"],
+            )
+            for where in ("actor_rollout_ref", "critic")
+        ]
+
+    assert chosen() == [(True, PACKED_ATTENTION)] * 2
+    assert chosen("train.packing=false") == [(False, "sdpa")] * 2
+    assert chosen(placement=Placement()) == [(False, "sdpa")] * 2  # the CPU
+    assert chosen("train.packing=true", placement=Placement()) == [(True, PACKED_ATTENTION)] * 2
+    tiny_model("gemma2").save_pretrained(tmp_path / "capped")
+    capped = f"model.path={tmp_path / 'capped'}"
+    assert chosen(capped) == [(False, "sdpa")] * 2
+    with pytest.raises(UnsupportedError, match="it caps its attention logits"):
+        chosen(capped, "train.packing=true")
+
+
+def test_attention_over_packed_rows_refuses_what_it_cannot_do() -> None:
+    from turnwise.integrations.verl.engines.attention import attention
+
+    states = torch.zeros(1, 2, 5, 8)
+    with pytest.raises(ValueError, match=r"set train\.packing to false"):
+        attention(torch.nn.Identity(), states, states, states)
+    code = """
+import torch
+import verl.utils.ulysses as ulysses
+from turnwise.integrations.verl.engines.attention import attention
+ulysses.get_ulysses_sequence_parallel_world_size = lambda: 2
+states, positions = torch.zeros(1, 2, 5, 8), torch.tensor([[0, 1, 2, 0, 1]])
+try:
+    attention(torch.nn.Identity(), states, states, states, position_ids=positions)
+except ValueError as error:
+    assert "ulysses_sequence_parallel_size" in str(error), error
+else:
+    raise SystemExit("not refused")
+"""
+    outcome = run_python(code)
+    assert outcome.code == 0, outcome.text[-2000:]
+
+
 def test_importing_the_plugin_changes_no_platform() -> None:
     """On a machine without a GPU too, where only VERL_PLATFORM=cpu asks for ours"""
     code = """
@@ -173,13 +223,6 @@ def test_groups_need_no_critic(tmp_path: Path) -> None:
         ("model.lora.rank=8", "hf engine"),
         ("verl={critic.optim.lr_scheduler_type: cosine}", "use train.schedule"),
         ("train.mini_batches=3", "a divisor"),
-        pytest.param(
-            "train.packing=true",
-            "flash-attention",
-            marks=pytest.mark.skipif(
-                find_spec("flash_attn") is not None, reason="verl can pack here"
-            ),
-        ),
         ("train.deterministic=true", "train.deterministic"),
         ("eval.baselines=true", "eval.baselines"),
         ("train.time_limit=3", "train.time_limit"),

@@ -319,6 +319,11 @@ def unpackable(model: nn.Module) -> str | None:
         >>> unpackable(tiny_model("gemma2").get_decoder())
         'it caps its attention logits'
     """
+    return unpackable_by_config(model) or _trial(model)
+
+
+def unpackable_by_config(model: nn.Module) -> str | None:
+    """The same from the model's class and config alone; it needs no weights."""
     reason = unroutable(model)
     if reason is not None:
         return reason
@@ -326,7 +331,7 @@ def unpackable(model: nn.Module) -> str | None:
     assert inner is not None
     if _settings(inner).get("attn_logit_softcapping") is not None:
         return "it caps its attention logits"
-    return _trial(model)
+    return None
 
 
 def _trial(model: nn.Module) -> str | None:

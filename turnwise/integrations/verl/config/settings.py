@@ -8,15 +8,19 @@ from typing import Any
 
 from turnwise.algos.algorithm import Algorithm
 from turnwise.algos.table import build_algorithm, own_parts
-from turnwise.config.schema import Config
+from turnwise.config.schema import Config, ModelConfig
 from turnwise.integrations.verl.config.keys import flat, owned, unknown
 from turnwise.integrations.verl.config.memory import recomputes
 from turnwise.integrations.verl.config.placement import Placement
 from turnwise.integrations.verl.trainer.losses import DUAL_CLIP_OFF, REDUCTIONS, loss_mode
 from turnwise.log.doctor import COLLAPSED_STEPS
+from turnwise.models.memory import meta_model
+from turnwise.models.packing import unpackable_by_config, window_of
 
 MODE = "turnwise"
 """Our trainer's name in verl's registry (trainer.v1.trainer_mode)."""
+PACKED_ATTENTION = "turnwise_verl"
+"""The name under which `engines/attention.py` registers its function."""
 _KL_FORMS = {"k1": "kl", "k2": "mse", "k3": "low_var_kl"}
 _DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 _NEVER = 1_000_000_000
@@ -138,12 +142,6 @@ def _step_rules(config: Config, engine: str) -> list[Rule]:
             "train.deterministic",
             train.deterministic is True,
             "an engine batches requests in the order in which verl's workers send them; remove it",
-        ),
-        (
-            "train.packing",
-            train.packing is True and find_spec("flash_attn") is None,
-            "verl packs rows with flash-attention, which is not installed; install flash-attn, or "
-            "set auto",
         ),
         (
             "train.mini_batches",
@@ -271,8 +269,7 @@ def _model(
         tokens=_micro_batch_tokens(config),
         engine=engine_name(config, device=placement.device),
     )
-    flash = not cpu and find_spec("flash_attn") is not None
-    packed = flash and config.train.packing is not False
+    attention, packed = _attention(config, cpu=cpu, model_path=model_path)
     dtype = model.dtype if model.dtype != "auto" else "float32" if cpu else "bfloat16"
     settings: dict[str, Any] = {}
     for where, engine in (
@@ -285,9 +282,7 @@ def _model(
             f"{where}.model.trust_remote_code": model.trust_remote_code,
             f"{where}.model.enable_gradient_checkpointing": again,
             f"{where}.model.use_remove_padding": packed,
-            f"{where}.model.override_config.attn_implementation": "flash_attention_2"
-            if flash
-            else "sdpa",
+            f"{where}.model.override_config.attn_implementation": attention,
             f"{engine}.strategy": "fsdp2",
             f"{engine}.use_torch_compile": config.train.compile,
             f"{engine}.mixed_precision.param_dtype": _DTYPES[dtype],
@@ -316,6 +311,34 @@ def _model(
             else list(targets),
         }
     return settings
+
+
+def _attention(config: Config, *, cpu: bool, model_path: str) -> tuple[str, bool]:
+    """(the attention of actor and critic, whether their rows are packed). Without flash-attention
+    rows are packed with turnwise's own attention, where the model allows it.
+
+    Raises:
+        UnsupportedError: `train.packing: true`, and the model does not allow it.
+    """
+    packing = config.train.packing
+    if not cpu and find_spec("flash_attn") is not None:
+        return "flash_attention_2", packing is not False
+    if packing is False or (packing == "auto" and cpu):
+        return "sdpa", False
+    known = config.model.path is not None
+    model = meta_model(config.model if known else ModelConfig(path=model_path))
+    reason, window = unpackable_by_config(model), window_of(model)
+    longest = max_context(config)
+    if reason is None and window is not None and window < longest:
+        reason = f"its window of {window} tokens is shorter than a row may be ({longest})"
+    if reason is None:
+        return PACKED_ATTENTION, True
+    if packing is True:
+        raise UnsupportedError(
+            f"train.packing=True: rows of this model cannot be packed without flash-attention, "
+            f"because {reason}; install flash-attn, or set auto"
+        )
+    return "sdpa", False
 
 
 def _optimisers(config: Config, algorithm: Algorithm) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from turnwise.integrations.verl.config.require import require_verl
 
 require_verl()
 
-from turnwise.integrations.verl.engines import patches, platform  # noqa: E402
+from turnwise.integrations.verl.engines import attention, patches, platform  # noqa: E402
 from turnwise.integrations.verl.trainer import losses  # noqa: E402
 
 _HF = "turnwise.integrations.verl.engines.hf_server"
@@ -67,12 +67,13 @@ def _replica() -> type:
 
 
 def install() -> None:
-    """Registers losses, the `hf` rollout server and, when its time comes, our trainer; where
-    VERL_PLATFORM is cpu, also a platform and engines for the CPU."""
+    """Registers losses, attention over packed rows, the `hf` rollout server and, when its time
+    comes, our trainer; where VERL_PLATFORM is cpu, also a platform and engines for the CPU."""
     from verl.workers.rollout import base, replica
 
     patches.patch_trl()
     patches.patch_logprobs()
+    attention.register()
     if platform.is_asked_for():
         platform.use_platform(platform.CPU)
         patches.patch_process_group()
