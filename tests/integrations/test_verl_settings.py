@@ -316,6 +316,7 @@ def test_every_recipe_runs_on_verl(tmp_path: Path) -> None:
         "key_door",
         "qwen_1_5b_alfworld",
         "qwen_1_5b_alfworld_think",
+        "qwen_1_5b_countdown_think",
         "qwen_1_5b_sokoban_imitate",
         "qwen_1_5b_webshop",
         "smollm2_sokoban_imitate",

@@ -133,7 +133,7 @@ def test_demonstrations_are_written_without_a_model_and_learned_from(
         (["sft", "none.jsonl"], "'none.jsonl' is neither a player"),
         (["sft", "folder"], "folder is no run directory"),
         (["sft", "--resume", "folder"], "folder is not a run directory"),
-        (["sft", "expert", "countdown"], "'countdown' has no expert_action"),
+        (["sft", "expert", "bandit"], "'bandit' has no expert_action"),
         (["sft", "good.jsonl", "sft.epoch=2"], "Did you mean sft.epochs?"),
         (["sft", "good.jsonl", "--best", "0"], "sft.keep"),
         (["sft", "good.jsonl", "backend=trl"], "sft.source is for backend native"),

@@ -1,5 +1,5 @@
-"""Experts of Sokoban and WebShop: they win, go on after mistakes, do only what a player can do, and
-their demonstrations can be learned."""
+"""Experts of Sokoban, WebShop and Countdown: they win, go on after mistakes, do only what a player
+can do, and their demonstrations can be learned."""
 
 import copy
 import random
@@ -12,6 +12,8 @@ import pytest
 import turnwise
 from turnwise.config import run_config
 from turnwise.config.schema import EnvConfig
+from turnwise.envs.games.countdown import Countdown, Puzzle
+from turnwise.envs.games.countdown_math import evaluate
 from turnwise.envs.games.sokoban import SokobanEnv
 from turnwise.envs.games.sokoban.engine import DIRECTIONS, Board, Level
 from turnwise.envs.games.sokoban.solver import SolverLimit, fewest_moves, solve
@@ -232,10 +234,45 @@ def test_copies_of_an_environment_shop_in_the_same_shop() -> None:
     assert other.expert_action().startswith("click[")
 
 
+# Countdown
+
+
+@pytest.mark.parametrize("operators", ["+-", "+-*/"])
+def test_the_countdown_expert_hits_every_target(operators: str) -> None:
+    env = Countdown(min_numbers=2, max_numbers=5, operators=operators)
+    assert env.expert_action() is None, "no puzzle yet"
+    for seed in range(200):
+        env.reset(seed=seed)
+        action = env.expert_action()
+        assert action is not None
+        assert env.step(action)[3]["success"]
+
+
+def test_the_countdown_expert_thinks_what_leads_to_its_answer() -> None:
+    env, searched = Countdown(min_numbers=4, max_numbers=4, operators="+-"), 0
+    for seed in range(100):
+        env.reset(seed=seed)
+        tries = [attempt.split("=") for attempt in (env.expert_thought() or "").split(", ")]
+        assert all(evaluate(left).result == int(value) for left, value in tries)
+        assert len({left for left, _ in tries}) == len(tries) <= 15
+        assert tries[-1] == [env.expert_action(), str(env.puzzle.target)]
+        searched += len(tries)
+    assert searched > 300, "most targets are not the first try"
+    env.puzzle = Puzzle(numbers=(3, 5, 2), target=16, solution="(3 + 5) * 2")
+    assert (env.expert_action(), env.expert_thought()) == ("(3 + 5) * 2", None)
+
+
 # Learned
 
 
-@pytest.mark.parametrize("recipe", ["smollm2_sokoban_imitate", "qwen_1_5b_webshop"])
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        "smollm2_sokoban_imitate",
+        "qwen_1_5b_webshop",
+        "qwen_1_5b_countdown_think",
+    ],
+)
 def test_demonstrations_are_learned(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recipe: str
 ) -> None:

@@ -2,8 +2,10 @@
 are generated."""
 
 import hashlib
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from itertools import combinations
 from random import Random
 from typing import Any
 
@@ -111,6 +113,26 @@ class Countdown(BaseEnv):
         """An expression that uses every number once, most likely of another value."""
         return _random_expression(list(self.puzzle.numbers), rng, "+-*")[0]
 
+    def expert_action(self) -> str | None:
+        """The first sum or difference of the numbers that hits the target, else the expression that
+        the puzzle was made from."""
+        if not self.puzzle.numbers:
+            return None
+        return next(
+            (text for text, value in signings(self.puzzle.numbers) if value == self.puzzle.target),
+            self.puzzle.solution,
+        )
+
+    def expert_thought(self) -> str | None:
+        """The search for it, try by try; None where + and - do not suffice: what would be written
+        there is not how the expression was found."""
+        tries: list[str] = []
+        for text, value in signings(self.puzzle.numbers):
+            tries.append(f"{text}={value}")
+            if value == self.puzzle.target:
+                return ", ".join(tries)
+        return None
+
     def _state_text(self) -> str:
         return f"Numbers: {', '.join(map(str, self.puzzle.numbers))}. Target: {self.puzzle.target}."
 
@@ -131,6 +153,26 @@ class Countdown(BaseEnv):
             "targets up to "
             f"{self.max_target}; allow larger ones"
         )
+
+
+def signings(numbers: Sequence[int]) -> Iterator[tuple[str, int]]:
+    """(expression, value) of every way to add some of the numbers and subtract the others, with
+    few minuses first, and each once. What is added comes first, so that no minus leads.
+
+    Example:
+        >>> list(signings((6, 4, 1)))[:4]
+        [('6+4+1', 11), ('4+1-6', -1), ('6+1-4', 3), ('6+4-1', 9)]
+    """
+    places = range(len(numbers))
+    seen: set[str] = set()
+    for count in places:
+        for minus in combinations(places, count):
+            added = [numbers[place] for place in places if place not in minus]
+            taken = [numbers[place] for place in minus]
+            text = "".join(["+".join(map(str, added)), *(f"-{number}" for number in taken)])
+            if text not in seen:
+                seen.add(text)
+                yield text, sum(added) - sum(taken)
 
 
 def _random_expression(
