@@ -1,11 +1,15 @@
 """The inspector's answers about runs, as the page gets them."""
 
 import dataclasses
+import fcntl
 import json
 import math
+import os
 import shutil
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+import sqlite3
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +17,8 @@ import pytest
 from inspect_parts import Client, lake_run, wait_for
 from run_fixtures import fill_step, make_episode, make_run, make_turn
 
+from turnwise.inspect.folder import RunFolder
+from turnwise.inspect.index import EpisodeIndex, cache_folder
 from turnwise.inspect.server import InspectServer
 from turnwise.log.store import CreditRow, RunDirectory
 from turnwise.types import Message, Observation, Status
@@ -346,6 +352,83 @@ def test_many_ask_at_once(tmp_path: Path) -> None:
 
         with ThreadPoolExecutor(8) as pool:
             assert set(pool.map(ask, range(24))) == {5}
+
+
+def at_query(patch: pytest.MonkeyPatch, words: str, act: Callable[[], object]) -> None:
+    """Acts before the next connection's query that has these words."""
+    connect = sqlite3.connect
+
+    def watched(*args: Any, **named: Any) -> sqlite3.Connection:
+        patch.setattr(sqlite3, "connect", connect)
+        database = connect(*args, **named)
+        database.set_trace_callback(lambda query: words in query and act())
+        return database
+
+    patch.setattr(sqlite3, "connect", watched)
+
+
+@pytest.mark.parametrize("torn", [False, True])
+def test_an_index_that_two_make_at_once_is_made_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, torn: bool
+) -> None:
+    run = RunFolder(lake_run(tmp_path))
+    one, other = (EpisodeIndex(run, cache=tmp_path / "cache") for _ in range(2))
+    assert one.path == other.path
+    flock, unlink = fcntl.flock, Path.unlink
+    arrived = threading.Event()
+    work: list[Future[None]] = []
+
+    def meet() -> None:
+        """One is about to make or delete a file. It goes on once the other is done, or waits."""
+        monkeypatch.setattr(fcntl, "flock", lambda *args: (arrived.set(), flock(*args)))
+        work.append(pool.submit(other.fresh, "step", 1))
+        work[0].add_done_callback(lambda _: arrived.set())
+        arrived.wait()
+
+    def meet_and_unlink(path: Path, **named: Any) -> None:
+        monkeypatch.setattr(Path, "unlink", unlink)
+        meet()
+        unlink(path, **named)
+
+    with ThreadPoolExecutor(1) as pool:
+        if torn:
+            one.path.write_bytes(b"not a database" * 100)
+            monkeypatch.setattr(Path, "unlink", meet_and_unlink)
+        else:
+            at_query(monkeypatch, "journal_mode", meet)
+        one.stale()
+        work[0].result()
+    assert len(one.rows("step", 1)) == len(other.rows("step", 1)) == 5
+
+
+def test_a_search_sees_one_state_of_the_index(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = RunFolder(lake_run(tmp_path))
+    index = EpisodeIndex(run, cache=tmp_path / "cache")
+    files = index.stale()
+    for file in files:
+        index.add(file)
+    again: list[None] = []
+    at_query(monkeypatch, "WHERE key IN", lambda: again.extend(map(index.add, files)))
+    assert len(index.rows("step", 1)) == 5
+    assert len(again) == len(files)
+
+
+def test_an_index_is_deleted_when_it_was_not_used_for_long(tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    used, unused = (
+        EpisodeIndex(RunFolder(lake_run(tmp_path, name)), cache=cache)
+        for name in ("used", "unused")
+    )
+    for index in (used, unused):
+        index.stale()
+    for index in (used, unused):
+        os.utime(index.path, (0, 0))
+    used.stale()
+    cache_folder(cache)
+    assert used.path.exists()
+    assert not unused.path.exists()
 
 
 def test_the_page_and_its_files_are_served(lake: tuple[Client, Path]) -> None:

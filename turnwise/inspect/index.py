@@ -6,6 +6,7 @@ rows are still right.
 """
 
 import contextlib
+import fcntl
 import hashlib
 import os
 import sqlite3
@@ -23,7 +24,7 @@ from turnwise.inspect.folder import RunFolder, Skips, StepFile, step_name
 from turnwise.types import Json, Status
 
 VERSION = 2
-"""Of the tables. An index of another version is built again."""
+"""Of the tables. It is part of an index's name: another turnwise has an index of its own."""
 KEPT_DAYS = 30
 """Age after the last use at which an index is deleted."""
 BATCH = 256
@@ -100,7 +101,7 @@ class EpisodeIndex:
     def path(self) -> Path:
         """Where the index is, once it is used."""
         name = hashlib.sha256(os.fsencode(self.folder.path)).hexdigest()[:32]
-        return cache_folder(self._cache) / f"{name}.sqlite"
+        return cache_folder(self._cache) / f"{name}-{VERSION}.sqlite"
 
     def stale(self) -> list[StepFile]:
         """The files of episodes that are not indexed as they are now."""
@@ -167,6 +168,7 @@ class EpisodeIndex:
                 where, values = f"{where} AND instr(text, ?)", [*values, query.text.casefold()]
             else:
                 tables = "episodes"
+            database.execute("BEGIN")  # a file that is indexed again meanwhile gets other keys
             keys = [
                 key
                 for (key,) in database.execute(
@@ -175,7 +177,7 @@ class EpisodeIndex:
             ]
             page = keys[query.offset : query.offset + query.limit]
             found = {row["key"]: row for row in _select(database, page)}
-        return len(keys), [shown_row(found[key]) for key in page if key in found]
+        return len(keys), [shown_row(found[key]) for key in page]
 
     def counts(self, column: str, *, split: str, step: int | None) -> dict[str, int]:
         """How many episodes have each value of `status` or `env`."""
@@ -226,12 +228,16 @@ class EpisodeIndex:
 
     def _open(self) -> sqlite3.Connection:
         try:
-            return _prepared(self.path)
-        except sqlite3.DatabaseError as error:
-            if isinstance(error, sqlite3.OperationalError):
-                raise
-            self.delete()  # a torn or foreign file
-            return _prepared(self.path)
+            with _locked(self.path.parent):
+                try:
+                    return _prepared(self.path)
+                except sqlite3.OperationalError:
+                    raise
+                except sqlite3.DatabaseError:
+                    self.delete()  # a torn or foreign file
+                    return _prepared(self.path)
+        except OSError as error:  # of the lock: no index either
+            raise sqlite3.OperationalError(str(error)) from error
 
     def delete(self) -> None:
         """Removes the index. The next use builds another: it is only a cache."""
@@ -248,36 +254,40 @@ class EpisodeIndex:
 
 def cache_folder(folder: Path | None = None) -> Path:
     """The folder, or else `$XDG_CACHE_HOME/turnwise/inspect`, made if needed and cleared of old
-    indexes; a temporary folder where that cannot be written."""
+    indexes; a temporary folder where that cannot be written or locked."""
     if folder is None:
         home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
         folder = Path(home) / "turnwise" / "inspect"
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            pass
+        with _locked(folder):
+            for old in folder.glob("*.sqlite*"):
+                with contextlib.suppress(OSError):
+                    if time.time() - old.stat().st_mtime > KEPT_DAYS * 86400:
+                        old.unlink()
     except OSError:
         return Path(tempfile.mkdtemp(prefix="turnwise-inspect-"))
-    for old in folder.glob("*.sqlite*"):
-        with contextlib.suppress(OSError):
-            if time.time() - old.stat().st_mtime > KEPT_DAYS * 86400:
-                old.unlink()
     return folder
 
 
+@contextlib.contextmanager
+def _locked(folder: Path) -> Generator[None]:
+    """Holds the lock of the folder. Threads and processes make and delete indexes one at a time, so
+    that none meets an index that is half made, or deletes one that another has just made. SQLite's
+    own locks do not see to that: they end with the file, and a change to WAL does not wait."""
+    with (folder / "lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        try:
+            yield
+        finally:  # not by closing: a process that was forked meanwhile has the file open too
+            fcntl.flock(file, fcntl.LOCK_UN)
+
+
 def _prepared(path: Path) -> sqlite3.Connection:
+    path.touch()  # so that its age is that of its last use
     database = sqlite3.connect(path, timeout=30.0)
     try:
-        database.execute("PRAGMA synchronous = OFF")
-        (version,) = database.execute("PRAGMA user_version").fetchone()
-        if version != VERSION:
-            database.execute("PRAGMA journal_mode = WAL")
-            tables = database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")
-            for (name,) in tables.fetchall():
-                database.execute(f'DROP TABLE IF EXISTS "{name}"')
-            database.executescript(
-                f"BEGIN IMMEDIATE; {_TABLES} PRAGMA user_version = {VERSION}; COMMIT;"
-            )
+        database.executescript(f"PRAGMA synchronous = OFF; PRAGMA journal_mode = WAL; {_TABLES}")
     except BaseException:
         database.close()
         raise
