@@ -96,6 +96,25 @@ def test_an_episode_that_heard_nothing_of_success_failed() -> None:
     assert result.success.estimate == 0.25
 
 
+def test_a_new_value_head_starts_at_zero_and_a_stored_one_is_kept(tmp_path: Path) -> None:
+    import verl.utils.model as target
+    from transformers import AutoConfig
+
+    patches.patch_value_head()
+    folder = tiny_folder(tmp_path)
+    settings = AutoConfig.from_pretrained(folder, num_labels=1)
+
+    def loaded(where: Path) -> torch.nn.Module:
+        return target.load_valuehead_model(str(where), torch.float32, settings, False)
+
+    critic = loaded(folder)
+    assert critic.score.weight.abs().max() == critic.score.bias.abs().max() == 0
+    assert critic.model.embed_tokens.weight.abs().max() > 0
+    torch.nn.init.ones_(critic.score.weight)
+    critic.save_pretrained(tmp_path / "critic")
+    assert loaded(tmp_path / "critic").score.weight.min() == 1
+
+
 def test_logprobs_in_blocks_equal_a_plain_softmax(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(patches, "LOGPROB_ROWS", 4)
     generator = torch.Generator().manual_seed(0)

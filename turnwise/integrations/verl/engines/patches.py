@@ -12,22 +12,32 @@ from turnwise.integrations.verl.config.sections import SECTION
 def patch_value_head() -> None:
     """verl's critic asks for flash-attention 2 whatever the model's config says, and blames a
     missing trl where that is not installed. The critic loads with the attention that the config
-    names, else sdpa."""
+    names, else sdpa.
+
+    A new head starts at zero, as the native critic's does. verl leaves it random: the first values
+    of Qwen2.5-Coder-1.5B were 2.8 on average where returns are below 1, and in four steps their
+    noise took the policy from 25 to 9 % success."""
     import verl.utils.model as target
 
     def load_valuehead_model(
         local_path: str, torch_dtype: Any, model_config: Any, trust_remote_code: bool
     ) -> Any:
+        from torch.nn import init
         from transformers import AutoModelForTokenClassification
 
         asked = getattr(model_config, "_attn_implementation", None)
-        return AutoModelForTokenClassification.from_pretrained(
+        critic, loaded = AutoModelForTokenClassification.from_pretrained(
             local_path,
             dtype=torch_dtype,
             config=model_config,
             trust_remote_code=trust_remote_code,
             attn_implementation=asked or "sdpa",
+            output_loading_info=True,
         )
+        for name, parameter in critic.named_parameters():
+            if name in loaded["missing_keys"]:
+                init.zeros_(parameter)
+        return critic
 
     target.load_valuehead_model = load_valuehead_model
 
