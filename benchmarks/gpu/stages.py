@@ -322,6 +322,7 @@ def line(row: Mapping[str, Any]) -> str:
     times = ", ".join(f"{name} {value:g} s" for name, value in row["seconds"].items())
     success = ", ".join(
         f"{share(played['success'])}, reward {played['reward'][0]:.3g} at {temperature}"
+        + (f" ({played['failures']} failed)" if played["failures"] else "")
         for temperature, played in row.get("held_out", {}).items()
     )
     return f"{row['stage']:26} {row.get('demonstrations', ''):>5}  {success:24} {times}"

@@ -319,6 +319,7 @@ def test_every_recipe_runs_on_verl(tmp_path: Path) -> None:
         "qwen_1_5b_countdown_think",
         "qwen_1_5b_sokoban_imitate",
         "qwen_1_5b_webshop",
+        "smollm2_alfworld",
         "smollm2_sokoban_imitate",
     }
     for name in staged:
