@@ -79,6 +79,8 @@ def _start() -> str:
 def ask(words: list[str]) -> int:
     """Has the server run the command. Returns its exit code, or the signal that ended it, below
     zero."""
+    # A signal may come as soon as the command runs, before it is known here which process it is.
+    signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED)
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as server:
         server.connect(os.environ[ADDRESS].partition(":")[2])
         asked = {"words": words, "folder": os.getcwd(), "environment": dict(os.environ)}
@@ -89,6 +91,7 @@ def ask(words: list[str]) -> int:
         child = int(answers.readline())
         for number in FORWARDED:
             signal.signal(number, lambda told, _: os.killpg(child, told))
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, FORWARDED)
         return int(answers.readline())
 
 
