@@ -10,11 +10,13 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from turnwise.envs.base import EnvError
+from turnwise.envs.games import math_answers
 from turnwise.envs.games.math_answers import final_answer, is_right, normal_form
 from turnwise.envs.games.math_data import Question, backward_questions, load_questions, questions_of
 from turnwise.envs.games.math_qa import MathQAEnv
@@ -137,6 +139,42 @@ def test_math_comparison_is_killed_when_it_hangs_and_works_in_threads() -> None:
     assert results == [True] * 3
     assert not is_right("9^{9^{9^{9}}}", "42", compare="math", timeout=1.0)
     assert is_right("\\frac{2}{4}", "\\frac{1}{2}", compare="math", timeout=60)
+
+
+def test_an_answer_that_computes_for_too_long_is_wrong() -> None:
+    pytest.importorskip("math_verify")
+    assert not is_right("\\binom{1000000}{500000}", "42", compare="math", timeout=0.5)
+    assert is_right("2(x+1)", "2x+2", compare="math", timeout=60)
+
+
+def verifying_process() -> psutil.Process:
+    """The process that compares, once it has imported what it needs; it is below its guard."""
+    assert is_right("2(x+1)", "2x+2", compare="math", timeout=60)
+    worker = math_answers._worker
+    assert worker is not None
+    assert worker._process is not None
+    (process,) = psutil.Process(worker._process.pid).children()
+    return process
+
+
+def test_a_right_answer_is_right_on_a_machine_that_does_not_get_to_it() -> None:
+    """Seconds of computing count, not those in which the process waits for its turn."""
+    pytest.importorskip("math_verify")
+    process = verifying_process()
+    process.suspend()
+    later = threading.Timer(2.5, process.resume)
+    later.start()
+    assert is_right("3(x+1)", "3x+3", compare="math", timeout=2)
+    later.join()
+
+
+def test_a_comparison_that_stands_still_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is not a wrong answer: the episode fails."""
+    pytest.importorskip("math_verify")
+    verifying_process().suspend()
+    monkeypatch.setattr(math_answers, "STALLED_SECONDS", 0.1)
+    with pytest.raises(TimeoutError):
+        is_right("3(x+1)", "3x+3", compare="math", timeout=0.1)
 
 
 def test_the_last_mark_counts() -> None:

@@ -1,6 +1,8 @@
 """Whether an answer is right: as normalised text and numbers, or as mathematics by math-verify."""
 
+import importlib
 import re
+import signal
 import threading
 from fractions import Fraction
 from typing import Any, Literal
@@ -12,6 +14,8 @@ MAX_ANSWER_CHARS = 1000
 """A longer answer is wrong: no final answer is that long."""
 MAX_POWER_DIGITS = 100_000
 """An answer with a larger power of numbers is wrong, and not computed."""
+STALLED_SECONDS = 300.0
+"""On the wall, after which a process that has not used its seconds is no longer waited for."""
 _NUMBER = re.compile(r"([+-]?)(?=\.?\d)(\d{0,40})(?:\.(\d{1,40}))?(?:/(\d{1,40}))?")
 _MIXED = re.compile(r"([+-]?) ?(\d{1,40}) (\d{1,40}) ?/ ?(\d{1,40})")
 _MIXED_WITHIN = re.compile(r"(?<![\d./^_{])(\d+) +(\d+) ?/ ?(\d+)(?![\d./])")
@@ -101,9 +105,13 @@ def is_right(answer: str, gold: str, *, compare: Compare = "exact", timeout: flo
     """Whether an answer equals the gold one. Never evaluates the model's text in this process.
 
     exact: the same number or the same text after normalisation. math: what exact accepts, and what
-    math-verify holds for equal; it runs in a process of its own with `timeout`, so it is safe in
-    threads, and an expression that would never end is wrong. Where the gold answer is words, only
-    exact counts: to mathematics they are products of letters.
+    math-verify holds for equal; it runs in a process of its own, so it is safe in threads, and an
+    expression that takes more than `timeout` seconds of computing is wrong. Where the gold answer
+    is words, only exact counts: to mathematics they are products of letters.
+
+    Raises:
+        TimeoutError: the process answers nothing, although it computes little: the machine is at
+            fault, not the answer.
 
     Example:
         >>> is_right("42.0", "42"), is_right("9**9**9**9", "42"), is_right("1/2", "0.5")
@@ -159,11 +167,9 @@ def _math_equal(answer: str, gold: str, timeout: float) -> bool:
     require_math_verify()
     with _lock:
         if _worker is None:
-            _worker = Worker("turnwise.envs.games.math_answers:verify_here", memory_mb=4096)
+            _worker = Worker("turnwise.envs.games.math_answers:verify_within", memory_mb=4096)
     try:
-        return bool(_worker.call(answer, gold, timeout=timeout))
-    except TimeoutError:
-        return False
+        return bool(_worker.call(answer, gold, timeout, timeout=timeout + STALLED_SECONDS))
     except WorkerError as error:
         if "died" in str(error) or "MemoryError" in str(error):
             # The expression was too much for the limits, which is an answer that is not right.
@@ -171,9 +177,19 @@ def _math_equal(answer: str, gold: str, timeout: float) -> bool:
         raise
 
 
+def verify_within(answer: str, gold: str, seconds: float) -> bool:
+    """`verify_here`, or the end of this process after so many seconds of computing. The clock on
+    the wall would make right answers wrong on a busy machine."""
+    importlib.import_module("math_verify")  # before the seconds count
+    signal.setitimer(signal.ITIMER_PROF, max(seconds, 0.01))
+    try:
+        return verify_here(answer, gold)
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+
+
 def verify_here(answer: str, gold: str) -> bool:
-    """math-verify's verdict, computed in this process without its signal timeouts: the caller kills
-    the process."""
+    """math-verify's verdict, computed in this process without its own timeouts."""
     import math_verify
 
     # Its annotations leave out None, which its documentation gives for "no timeout".

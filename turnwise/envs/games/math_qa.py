@@ -56,7 +56,8 @@ class MathQAEnv(BaseEnv):
             question_column: where it is not query, question or problem.
             answer_column: where it is not response, answer or solution.
             compare: exact (numbers and text, normalised) or math (math-verify, extra `math`).
-            verify_timeout: seconds that math-verify gets for one answer.
+            verify_timeout: seconds of computing that math-verify gets for one answer. One that
+                takes more is wrong.
             backward: how many backward questions to add for each question (0: none).
             max_tries: answers per episode.
         """
