@@ -153,3 +153,22 @@ def test_a_resolved_config_resolves_to_itself(tmp_path: Path) -> None:
         config = run_config(None, words)
         (tmp_path / "config.yaml").write_text(show_config(config))
         assert run_config(tmp_path / "config.yaml") == config
+
+
+@pytest.mark.parametrize(
+    "words", [["frozen_lake"], ["bandit", "env.format.style=raw"], ["bandit", "model.path=org/m"]]
+)
+def test_thoughts_are_not_asked_for_where_a_reply_has_none(words: list[str]) -> None:
+    """The embedded model answers with its whole reply unless it is to think"""
+    raw = "env.format.style=raw"
+    assert not run_config(words[0], [*words[1:], raw]).env.format.think
+    with pytest.raises(ConfigError, match="the style raw has no thoughts"):
+        run_config(words[0], [*words[1:], raw, "env.format.think=true"])
+    thinking = run_config("bandit", ["env.format.think=true"])
+    assert (thinking.env.format.style, thinking.rollout.max_response_tokens) == ("answer", 64)
+
+
+def test_a_resolved_config_with_raw_replies_is_taken_again(tmp_path: Path) -> None:
+    config = run_config("bandit", ["model.path=org/m", "env.format.style=raw"])
+    (tmp_path / "config.yaml").write_text(show_config(config))
+    assert run_config(tmp_path / "config.yaml") == config

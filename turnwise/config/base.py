@@ -13,7 +13,7 @@ from typing import Any, cast
 
 from turnwise.config.load import load_config, translate
 from turnwise.config.schema import GROUP_RELATIVE, WITH_CRITIC, Config
-from turnwise.config.tree import Tree, default_at, get_path, merge
+from turnwise.config.tree import ConfigError, Tree, default_at, get_path, merge
 
 MAIN_JOB = "frozen_lake"
 """The recipe that runs by default."""
@@ -79,9 +79,11 @@ def run_config(
         'raw'
         >>> run_config(None, ["model.path=org/model"]).env.format.style
         'answer'
+        >>> run_config(None, ["env.name=bandit", "env.format.think=true"]).env.format.style
+        'answer'
     """
     if source is None and _is_main_job(overrides):
-        return load_config(MAIN_JOB, overrides, beneath=_imitating)
+        return load_config(MAIN_JOB, overrides, beneath=_main_job)
     return load_config(source, overrides, beneath=lambda tree: _suited(tree, embedded))
 
 
@@ -92,6 +94,18 @@ def _is_main_job(overrides: Sequence[str]) -> bool:
     return not any(given) and {get_path(tree, "env.name"), *chain(*tags)} == {MAIN_JOB}
 
 
+def _main_job(tree: Tree) -> Tree:
+    _check_thoughts(tree)
+    return _imitating(tree)
+
+
+def _check_thoughts(tree: Tree) -> None:
+    if get_path(tree, "env.format.think") and get_path(tree, "env.format.style") == "raw":
+        raise ConfigError(
+            ["env.format.think: the style raw has no thoughts; set env.format.style=answer"]
+        )
+
+
 def _imitating(tree: Tree) -> Tree:
     """Defaults of imitation for the embedded model."""
     return _EMBEDDED_SFT if get_path(tree, "sft.source") else Tree()
@@ -99,6 +113,7 @@ def _imitating(tree: Tree) -> Tree:
 
 def _suited(tree: Tree, embedded: bool | None) -> Tree:
     """Defaults for the tree of given settings."""
+    _check_thoughts(tree)
     algorithm = get_path(tree, "algo.name") or default_at("algo.name")
     path = get_path(tree, "model.path")
     prompts = get_path(tree, "data.prompts") is not None
@@ -113,6 +128,12 @@ def _suited(tree: Tree, embedded: bool | None) -> Tree:
     if algorithm in GROUP_RELATIVE or ":" in algorithm:  # a user's estimator may compare
         base = merge(base, {"rollout": {"train": {"env_groups": 16, "group_size": 8}}})
     base = merge(base, _imitating(tree))
+    if get_path(tree, "env.format.think"):
+        thoughtful = {
+            "env": {"format": {"style": "answer"}},
+            "rollout": {"max_response_tokens": 64},
+        }
+        base = merge(base, thoughtful)
     if algorithm in WITH_CRITIC:
         base = merge(base, {"algo": {"lam": 0.9, "value_clip": None, "entropy_coef": 0.002}})
         if (get_path(tree, "backend") or default_at("backend")) == "native":

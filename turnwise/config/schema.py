@@ -161,7 +161,7 @@ class FormatConfig(Section):
     """answer: <answer>a || b</answer>, with <think>..</think> before it if `think` is on. raw: the
     whole reply."""
     think: bool = True
-    """Ask for, and require, <think>..</think> before the answer."""
+    """Ask for, and require, <think>..</think> before the answer. False where the style is raw."""
     action_sep: str = "||"
     """Separates several actions in one answer."""
     max_actions_per_turn: int = Field(default=5, ge=1)
@@ -175,6 +175,15 @@ class FormatConfig(Section):
     """Show every legal reply in the format reminder, as in <answer>up</answer> or
     <answer>down</answer>: small models copy. If any text is legal, there is no reminder and the
     instruction has to show the format."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _raw_has_no_thoughts(cls, given: Any) -> Any:
+        """So that a stored config says what was done, and can be given again."""
+        if not isinstance(given, Mapping):
+            return given
+        told = cast(Mapping[str, Any], given)
+        return {"think": False, **told} if told.get("style") == "raw" else told
 
 
 class ShapingConfig(Section):
