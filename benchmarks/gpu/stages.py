@@ -3,8 +3,9 @@ training; every stage evaluated on the same held-out tasks, each once.
 
     python benchmarks/gpu/stages.py --out FOLDER --model DIR [--gguf FILE]
         [--recipe qwen_1_5b_alfworld] [--tasks N] [--demonstrations FILE.jsonl.gz]
-        [--sizes 0 50 200 1000 3000] [--train-from 200 --train-steps 100 --algorithm gigpo]
-        [--lora 16] [--temperatures 0.4 1.0] [--turns LOCK] [--set KEY=VALUE ...]
+        [--sizes 0 50 200 1000 3000] [--train-from 200 --train-steps 100 --algorithms gigpo grpo]
+        [--seeds 0 1 2] [--lora 16] [--temperatures 0.4 1.0] [--turns LOCK]
+        [--set KEY=VALUE ...] [--critic-set KEY=VALUE ...]
 
 The environment's files are settings: --set env.options.floorplans=FILE env.options.games=FILE for
 ALFWorld, --set env.options.products=FOLDER for WebShop. --tasks N evaluates the held-out tasks of
@@ -13,17 +14,20 @@ may be made ahead, on a machine without a GPU:
 
     turnwise sft expert RECIPE [KEY=VALUE ...] sft.episodes=3000 --write demos.jsonl.gz
 
-A size takes the first so many of them; without sizes, only the training is done. Nothing large is
-written: with --lora, FOLDER gets the adapter of every size. FOLDER/results.json is written
-after every stage: success and mean reward with 95 % intervals, successes by kind of task where the
-environment names kinds, generated tokens, and the seconds of each part. Where replies have
-thoughts, every evaluation is also made with the thoughts cut away. Ctrl-C ends the training early;
-it is evaluated then. Runs with the same --turns LOCK take turns on the GPU (turns.py).
+A size takes the first so many of them. Every seed imitates anew, and every algorithm of a seed
+starts from the same model, the one after --train-from demonstrations. --critic-set is for the
+algorithms that have a critic. Nothing large stays in FOLDER: with --lora, it gets the adapter of
+every size. FOLDER/results.json is written after every stage: success and mean reward with 95 %
+intervals, successes by kind of task where the environment names kinds, generated tokens, and the
+seconds of each part. Where replies have thoughts, every evaluation is also made with the thoughts
+cut away. Ctrl-C ends one training early; it is evaluated then. Runs with the same --turns LOCK take
+turns on the GPU (turns.py).
 """
 
 import argparse
 import gc
 import json
+import shutil
 import sys
 import tempfile
 import time
@@ -35,10 +39,10 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from learn import ALGORITHMS, machine, plain_model, share
+from learn import ALGORITHMS, NO_CRITIC, machine, plain_model, share
 from turns import Turns, around, native_takes, nothing
 
-LOSS = "sft/held_out_loss"
+WITHOUT_CRITIC = {name for name, words in ALGORITHMS.items() if set(NO_CRITIC) <= {*words}}
 HOLD_SECONDS = 8.0
 """Of the GPU, before another run has a turn: an update of imitation takes a third of a second."""
 MOST_GAMES = 2000
@@ -82,6 +86,10 @@ class Plan:
     temperatures: tuple[float, ...]
     """At which held-out tasks are played, each once."""
     out: Path
+    critic: tuple[str, ...]
+    """Overrides for algorithms that have a critic."""
+    scratch: Path
+    """For what is large and not kept."""
 
 
 def config_of(plan: Plan, *words: str) -> Any:
@@ -200,18 +208,26 @@ def epochs_of(size: int) -> int:
     return max(3, min(10, 1000 // max(size, 1)))
 
 
-def imitate(plan: Plan, size: int) -> dict[str, Any]:
-    """One size: imitation and its evaluation. Size 0 is the model as it is."""
+def imitate(plan: Plan, size: int, seed: int, keep: Path | None) -> dict[str, Any]:
+    """One size: imitation and its evaluation. Size 0 is the model as it is.
+
+    Args:
+        keep: gets the model, for what is trained from it.
+    """
     from turnwise.train.generators import make_generator
-    from turnwise.train.networks import save_adapter
+    from turnwise.train.networks import save_adapter, save_policy
     from turnwise.train.sft import SftTrainer
 
     seconds = Seconds()
-    many = (f"sft.limit={max(size, 2)}", f"sft.epochs={epochs_of(size)}")
-    config = config_of(plan, "train.steps=0", *many, f"log.name=sft-{size}")
+    many = (f"sft.limit={max(size, 2)}", f"sft.epochs={epochs_of(size)}", f"seed={seed}")
+    config = config_of(plan, "train.steps=0", *many, f"log.name=sft-{size}-s{seed}")
     with seconds("load"):
         trainer = SftTrainer(config)
-    found: dict[str, Any] = {"stage": "imitation" if size else "none", "demonstrations": size}
+    found: dict[str, Any] = {
+        "stage": "imitation" if size else "none",
+        "demonstrations": size,
+        "seed": seed,
+    }
     if size:
         with seconds("imitate"):
             result = trainer.fit()
@@ -228,30 +244,32 @@ def imitate(plan: Plan, size: int) -> dict[str, Any]:
         }
         save = save_adapter(trainer.policy)
         if save is not None:
-            save(plan.out / f"adapter-{size}")
+            save(plan.out / f"adapter-{size}-s{seed}")
     else:
         trainer.run.close()
     with seconds("evaluate"):
         generator = make_generator(trainer.config, trainer.policy, version=1)
         tokenizer = trainer.policy.tokenizer
         found["held_out"] = evaluate(plan, trainer.config, generator, tokenizer)
+    if keep is not None:
+        with seconds("save"):
+            save_policy(trainer.policy)(keep)
     del trainer, generator
     make_room()
     return found | {"seconds": seconds.parts}
 
 
-def train(plan: Plan, size: int, steps: int, algorithm: str) -> dict[str, Any]:
-    """Imitation of one size and training after it, as one config, evaluated between and after."""
+def train(plan: Plan, start: Path, steps: int, algorithm: str, seed: int) -> dict[str, Any]:
+    """Training from an imitated model, and its evaluation."""
     from turnwise.train.trainer import PPOTrainer
 
     seconds = Seconds()
-    many = (f"sft.limit={size}", f"sft.epochs={epochs_of(size)}")
-    words = (*many, f"train.steps={steps}", f"log.name=train-{size}-{algorithm}")
-    with seconds("imitate"):
-        trainer = PPOTrainer(config_of(plan, *ALGORITHMS[algorithm], *words))
+    words = (f"model.path={start}", "sft.source=[]", f"train.steps={steps}", f"seed={seed}")
+    critic = () if algorithm in WITHOUT_CRITIC else plan.critic
+    name = f"log.name={algorithm}-s{seed}"
+    with seconds("load"):
+        trainer = PPOTrainer(config_of(plan, *ALGORITHMS[algorithm], *words, *critic, name))
     tokenizer = trainer.policy.tokenizer
-    with seconds("evaluate before"):
-        before = evaluate(plan, trainer.config, trainer.generator, tokenizer)
     with seconds("train"):
         result = trainer.fit()
     rows = result.metrics()[1:]
@@ -262,9 +280,8 @@ def train(plan: Plan, size: int, steps: int, algorithm: str) -> dict[str, Any]:
     make_room()
     return {
         "stage": f"imitation, then {algorithm}",
-        "demonstrations": size,
+        "seed": seed,
         "steps": result.steps,
-        "before": before,
         "held_out": held_out,
         "train_success": [row.get("rollout/success") for row in rows],
         "train_turns": [row.get("rollout/turns") for row in rows],
@@ -346,12 +363,18 @@ def run_all(options: argparse.Namespace, plan: Plan) -> list[dict[str, Any]]:
         for path in (plan.out / "results.json", *([options.json] if options.json else [])):
             path.write_text(json.dumps(data, indent=1), encoding="utf-8")
 
+    first = options.train_from if options.train_steps else None
+    sizes = sorted({*options.sizes, *(() if first is None else (first,))})
     if not plan.demonstrations.is_file():
-        done(make_demonstrations(plan, max([options.train_from, *options.sizes])))
-    for size in options.sizes:
-        done(imitate(plan, size))
-    if options.train_steps:
-        done(train(plan, options.train_from, options.train_steps, options.algorithm))
+        done(make_demonstrations(plan, max(sizes)))
+    for seed in options.seeds:
+        start = plan.scratch / f"imitated-s{seed}"
+        for size in sizes:
+            done(imitate(plan, size, seed, start if size == first else None))
+        for algorithm in options.algorithms if first is not None else ():
+            row = train(plan, start, options.train_steps, algorithm, seed)
+            done({**row, "demonstrations": first})
+        shutil.rmtree(start, ignore_errors=True)
     return rows
 
 
@@ -366,19 +389,23 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--demonstrations", type=Path)
     parser.add_argument("--sizes", type=int, nargs="*", default=[0, 50, 200, 1000, 3000])
     parser.add_argument("--train-from", type=int, default=200, help="demonstrations before it")
-    parser.add_argument("--algorithm", choices=sorted(ALGORITHMS), default="gigpo")
+    parser.add_argument("--algorithms", nargs="+", choices=sorted(ALGORITHMS), default=["gigpo"])
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--temperatures", type=float, nargs="+", default=[0.4, 1.0])
     parser.add_argument("--train-steps", type=int, default=0)
     parser.add_argument("--lora", type=int, default=0, help="rank of the adapters; 0: full")
     parser.add_argument("--tasks", type=int, help="held-out tasks; default: all games of a file")
     parser.add_argument("--turns", type=Path, help="file that runs on one GPU share")
     parser.add_argument("--set", nargs="*", default=[], dest="settings")
+    parser.add_argument("--critic-set", nargs="*", default=[], dest="critic_settings")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--tiny", action="store_true", help="a tiny model on the CPU")
     parser.add_argument("--json", type=Path, help="another copy of results.json")
     options = parser.parse_args(words)
     if options.tiny == (options.model is not None):
         parser.error("give --model DIR, or --tiny")
+    if not options.sizes and not options.train_steps:
+        parser.error("nothing to do: give --sizes, or --train-steps")
     options.out.mkdir(parents=True, exist_ok=True)
     if options.turns is not None:
         take_turns(options.turns)
@@ -402,6 +429,8 @@ def main(words: Sequence[str] | None = None) -> int:
             tasks=options.tasks,
             keep="all" if options.tiny else "success",  # nobody succeeds in a tiny run's two turns
             out=options.out,
+            critic=tuple(options.critic_settings),
+            scratch=Path(scratch),
         )
         try:
             held_out_plans(

@@ -70,11 +70,13 @@ def test_log_probs_are_compared_on_equal_gradients(tmp_path: Path) -> None:
 
 def test_a_recipe_goes_through_its_stages(tmp_path: Path) -> None:
     words = ["--sizes", "0", "4", "8", "--tasks", "3", "--train-from", "4", "--train-steps", "1"]
-    words += ["--turns", str(tmp_path / "lock")]
+    words += ["--turns", str(tmp_path / "lock"), "--algorithms", "gigpo", "bi_level_gae"]
+    words += ["--critic-set", "train.critic_warmup=1"]  # GiGPO would refuse it
     found = run("stages.py", tmp_path, "--out", str(tmp_path / "out"), *words)
     stages = found["stages"]
     assert [row["stage"] for row in stages] == [
-        *("demonstrations", "none", "imitation", "imitation", "imitation, then gigpo")
+        *("demonstrations", "none", "imitation", "imitation"),
+        *("imitation, then gigpo", "imitation, then bi_level_gae"),
     ]
     assert stages[0]["episodes"] == 8
     assert stages[3]["held_out_loss"][-1] < stages[3]["held_out_loss"][0]
