@@ -108,7 +108,7 @@ class PlainEngine:
 
     def state_key(self) -> str:
         """Names the state: a digest of all facts that actions change."""
-        state = "\n".join(sorted(" ".join(fact) for fact in self.facts))
+        state = "\n".join(sorted(map(" ".join, self.facts)))
         return hashlib.blake2b(state.encode(), digest_size=16).hexdigest()
 
     def copy(self) -> "PlainEngine":
