@@ -138,6 +138,26 @@ def test_an_info_that_is_too_long_says_so_and_keeps_its_facts() -> None:
     assert json_safe({"n": 10**5000, 10**5000: 1})["n"] == "<an integer of 16610 bits>"
 
 
+@pytest.mark.parametrize(
+    "listed",
+    [
+        [],
+        ["go"] * 100,
+        ["go"] * 101,
+        ["x" * 9_000] * 2,
+        ["\ud83d", "a"],
+        ["caf\u00e9"],
+        ["a", 1, [2]],
+    ],
+)
+def test_lists_of_texts_in_an_info_are_read_as_elsewhere(listed: list[Any]) -> None:
+    given = {"listed": listed, "success": True}
+    info = read_info(given, name="env")
+    assert info == json_safe(given)
+    assert given["listed"] is listed
+    assert info["listed"] is not listed
+
+
 @pytest.mark.parametrize("value", [1e39, -1e300, 10**400, 1e13, math.nan, math.inf, "1.0", None])
 def test_rewards_beyond_float32_are_the_environments_error(value: Any) -> None:
     with pytest.raises(EnvError, match="a reward must"):

@@ -121,9 +121,11 @@ def read_info(value: Any, *, name: str) -> dict[str, Json]:
 
 
 def _is_simple(items: dict[Any, Any]) -> bool:
-    """True for an info of a few short values, which needs no repair. Nearly every info is."""
+    """True for an info of a few short values and of short lists of texts, which needs no repair.
+    Nearly every info is. The lists are replaced by copies."""
     if len(items) > 32:
         return False
+    listed = 0
     for key, item in items.items():
         if type(key) is not str or len(key) > 100 or not key.isascii():
             return False
@@ -134,6 +136,14 @@ def _is_simple(items: dict[Any, Any]) -> bool:
             sound = -(2**63) <= item < 2**63
         elif kind is float:
             sound = math.isfinite(item)
+        elif kind is list:
+            some = item[:101]  # a copy; the environment may have a million
+            if len(some) > 100 or not {*map(type, some)} <= {str}:
+                return False
+            text = "".join(some)
+            listed += len(text)
+            sound = text.isascii() and listed <= 10_000
+            items[key] = some
         else:
             sound = item is None or kind is bool
         if not sound:
