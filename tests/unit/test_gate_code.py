@@ -46,12 +46,14 @@ from turnwise.procs.interrupts import (
 from turnwise.rollout.agents import Agent
 from turnwise.rollout.plan import turn_limit
 from turnwise.rollout.proxy import AgentProxy
+from turnwise.rollout.sync import SyncMultiTurnRollout
 from turnwise.serve.client import RemoteEnv
 from turnwise.testing.tiny import tiny_tokenizer
 from turnwise.train.setup import choose_setting
 from turnwise.train.sources import play_tasks
 from turnwise.types import (
     Completion,
+    Episode,
     Message,
     Observation,
     StepResult,
@@ -171,6 +173,57 @@ def test_a_completion_that_is_none_is_the_generators_error(completion: Completio
     assert [e.status.value for e in episodes] == ["completed"] * 2 + ["generator_error"] * 2
     for episode in episodes:
         assert_sound(episode)
+
+
+class OddError(BaseException):
+    """No Exception, as those of trio and greenlet."""
+
+
+def failing(generate: Callable[[Completion], Any], close: Callable[[], Any]) -> Any:
+    """A generator whose replies and releases fail in group 1."""
+    generator = says()
+    sound, release = generator.generate, generator.release
+
+    async def replies(session: Any, new_ids: Any, sampling: Any) -> Any:
+        found = await sound(session, new_ids, sampling)
+        return generate(found) if "g1" in session.key else found
+
+    async def closes(session: Any) -> None:
+        await release(session)
+        if "g1" in session.key:
+            close()
+
+    generator.generate, generator.release = replies, closes
+    return generator
+
+
+def played_by(generator: Any, lockstep: bool) -> list[Episode]:
+    config = config_for(groups=2, size=2, isolation="inline", retries=0)
+    factories = {"count": CountEnv}
+    if not lockstep:
+        proxy = AgentProxy(config, generator, tiny_tokenizer(), factories=factories)
+        episodes = proxy.play_all(0)
+        proxy.close()
+        return episodes
+    rollout = SyncMultiTurnRollout(generator, config, tiny_tokenizer(), factories=factories)
+    rollout.rollout()
+    rollout.close()
+    return rollout.env_state.episodes()
+
+
+@pytest.mark.parametrize("lockstep", [False, True])
+@pytest.mark.parametrize(
+    "kind", [ValueError, SystemExit, GeneratorExit, asyncio.CancelledError, OddError]
+)
+def test_no_error_of_a_generator_ends_a_run(kind: type[BaseException], lockstep: bool) -> None:
+    def fail(*_: Any) -> Any:
+        raise kind("why")
+
+    episodes = played_by(failing(fail, fail), lockstep)
+    assert [e.status.value for e in episodes] == ["completed"] * 2 + ["generator_error"] * 2
+    assert all(kind.__name__ in str(e.error) for e in episodes[2:])
+    episodes = played_by(failing(lambda found: found, fail), lockstep)
+    assert [e.status.value for e in episodes] == ["completed"] * 4, "the release failed"
 
 
 def bad_tool(kind: str) -> Any:

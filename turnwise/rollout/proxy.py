@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from turnwise.chat.render import Tokenizer
 from turnwise.config.schema import Config, RolloutConfig
 from turnwise.envs.base import EnvError, EnvFactory, WaitingEnv
-from turnwise.envs.gate import clean_text
+from turnwise.envs.gate import clean_text, describe
 from turnwise.generate.base import ContextOverflowError, Generator, Sampling
 from turnwise.isolation.processes import WorkerLostError
 from turnwise.procs.event_loop import EventLoop
@@ -347,13 +347,19 @@ class AgentProxy:
                     agent.fail(Status.GENERATOR_ERROR, error)
             return isinstance(agent.cause, WorkerLostError)
         finally:
-            await self._speaker.close(agent)
-            try:
-                await agent.handle.close()
-            except Exception as error:  # the episode is over; keep its result
-                logger.warning(
-                    "%s: closing the environment failed: %s", agent.plan.episode_id, error
-                )
+            closing = {
+                "the conversation": lambda: self._speaker.close(agent),
+                "the environment": agent.handle.close,
+            }
+            for what, close in closing.items():
+                try:
+                    await close()
+                except BaseException as error:  # the episode is over; keep its result
+                    if ends_the_rollout(error):
+                        raise
+                    logger.warning(
+                        "%s: closing %s failed: %s", agent.plan.episode_id, what, describe(error)
+                    )
 
     async def _turn(self, agent: Agent) -> None:
         try:
@@ -365,16 +371,24 @@ class AgentProxy:
             await agent.cut(Status.TRUNCATED_LENGTH, str(error))
         except EnvError as error:  # from a player's request for a hint
             agent.fail_env(error)
-        except (Exception, SystemExit, asyncio.CancelledError) as error:
-            task = asyncio.current_task()
-            if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
-                raise  # the rollout is cancelled; a player's own error would end it too
+        except BaseException as error:
+            if ends_the_rollout(error):
+                raise
             agent.fail(Status.GENERATOR_ERROR, error)
         else:
             await agent.step(env_input)
             self._moves += 1
             if self._on_turn is not None and not agent.failed:
                 self._on_turn(agent)
+
+
+def ends_the_rollout(error: BaseException) -> bool:
+    """True for Ctrl-C, and where the episode's task is cancelled or ended by its event loop.
+    Generators and players may raise the same exceptions, which end only their episode."""
+    if isinstance(error, asyncio.CancelledError | GeneratorExit):
+        task = asyncio.current_task()
+        return task is None or bool(task.cancelling())
+    return isinstance(error, KeyboardInterrupt)
 
 
 class _Finish:

@@ -1,24 +1,29 @@
 """SyncMultiTurnRollout: episodes in lockstep, for engines that generate in batches."""
 
 import asyncio
+import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from turnwise.chat.render import Tokenizer
 from turnwise.config.load import load_config
 from turnwise.config.schema import Config
 from turnwise.data.batch import Batch
 from turnwise.envs.base import EnvFactory, WaitingEnv
+from turnwise.envs.gate import describe
 from turnwise.generate.base import ContextOverflowError, Generator, Sampling, Session
 from turnwise.procs.event_loop import EventLoop
 from turnwise.rollout.agents import Agent
 from turnwise.rollout.context import ContextManager
 from turnwise.rollout.env_state import EnvStateManager
 from turnwise.rollout.outputs import EnvInput, EnvOutput, LmInput, LmOutput
-from turnwise.rollout.proxy import repair_groups, sampling_for
+from turnwise.rollout.proxy import ends_the_rollout, repair_groups, sampling_for
 from turnwise.types import Completion, Episode, Status
+
+logger = logging.getLogger(__name__)
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,7 +51,12 @@ class BatchEngine(Protocol):
     @property
     def max_context(self) -> int: ...
 
-    def generate_sequences(self, requests: Sequence[BatchRequest]) -> Sequence[Completion]: ...
+    def generate_sequences(
+        self, requests: Sequence[BatchRequest]
+    ) -> Sequence[Completion | BaseException]:
+        """The replies in the order of their requests. An exception in the place of a reply ends
+        that episode alone."""
+        ...
 
 
 class SessionEngine:
@@ -60,17 +70,21 @@ class SessionEngine:
     def max_context(self) -> int:
         return self._generator.max_context
 
-    def generate_sequences(self, requests: Sequence[BatchRequest]) -> Sequence[Completion]:
-        async def run() -> list[Completion]:
+    def generate_sequences(
+        self, requests: Sequence[BatchRequest]
+    ) -> Sequence[Completion | BaseException]:
+        async def run() -> list[Completion | BaseException]:
             jobs = (self._generator.generate(r.session, r.new_ids, r.sampling) for r in requests)
-            return await asyncio.gather(*jobs)
+            return await asyncio.gather(*map(_outcome, jobs))
 
         return self._loop.run(run())
 
     def release(self, sessions: Sequence[Session]) -> None:
         async def run() -> None:
             for session in sessions:
-                await self._generator.release(session)
+                error = await _outcome(self._generator.release(session))
+                if error is not None:
+                    logger.warning("%s: closing failed: %s", session.key, describe(error))
 
         self._loop.run(run())
 
@@ -181,20 +195,28 @@ class SyncMultiTurnRollout:
         for output in live:
             try:
                 inputs.extend(self.context.get_lm_inputs([output]))
-            except ContextOverflowError as error:
-                self.env_state.cut(output["env_id"], Status.TRUNCATED_LENGTH, str(error))
             except Exception as error:  # this chat template may refuse the conversation
-                self.env_state.agents[output["env_id"]].fail(Status.GENERATOR_ERROR, error)
+                self._end(output["env_id"], error)
         return inputs
+
+    def _end(self, env_id: int, error: BaseException) -> None:
+        """Ends one episode that cannot be continued."""
+        if isinstance(error, ContextOverflowError):
+            self.env_state.cut(env_id, Status.TRUNCATED_LENGTH, str(error))
+        else:
+            self.env_state.agents[env_id].fail(Status.GENERATOR_ERROR, error)
 
     def _env_inputs(self, outputs: Sequence[LmOutput]) -> list[EnvInput]:
         """The replies as text for the environments. An invalid reply fails only its episode."""
         inputs: list[EnvInput] = []
         for output in outputs:
             try:
-                inputs.extend(self.context.get_env_inputs([output]))
-            except ValueError as error:
-                self.env_state.agents[output.env_id].fail(Status.GENERATOR_ERROR, error)
+                (env_input,) = self.context.get_env_inputs([output])
+            except Exception as error:
+                self._end(output.env_id, error)
+            else:
+                self._ids[output.env_id] += env_input.completion.ids
+                inputs.append(env_input)
         return inputs
 
     def _generate(self, inputs: Sequence[LmInput]) -> list[LmOutput]:
@@ -217,7 +239,9 @@ class SyncMultiTurnRollout:
         seconds = time.perf_counter() - started
         outputs: list[LmOutput] = []
         for lm_input, completion in zip(inputs, completions, strict=True):
-            self._ids[lm_input.env_id] += completion.ids
+            if isinstance(completion, BaseException):
+                self._end(lm_input.env_id, completion)
+                continue
             outputs.append(
                 LmOutput(
                     env_id=lm_input.env_id, completion=completion, seconds=seconds, start=start
@@ -235,6 +259,16 @@ class SyncMultiTurnRollout:
         if isinstance(self._engine, SessionEngine):
             self._engine.release(sessions)
         self._ids = {}
+
+
+async def _outcome(job: Awaitable[T]) -> T | BaseException:
+    """The job's result, or the exception in its place."""
+    try:
+        return await job
+    except BaseException as error:
+        if ends_the_rollout(error):
+            raise
+        return error
 
 
 def _as_engine(engine: BatchEngine | Generator) -> BatchEngine:
