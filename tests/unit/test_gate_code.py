@@ -15,6 +15,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import numpy as np
 import pytest
 from gate_parts import TEXTS, assert_sound, cycle
 from hostile_env import Liars
@@ -224,6 +225,33 @@ def test_no_error_of_a_generator_ends_a_run(kind: type[BaseException], lockstep:
     assert all(kind.__name__ in str(e.error) for e in episodes[2:])
     episodes = played_by(failing(lambda found: found, fail), lockstep)
     assert [e.status.value for e in episodes] == ["completed"] * 4, "the release failed"
+
+
+@pytest.mark.parametrize("lockstep", [False, True])
+@pytest.mark.parametrize(
+    ("fields", "sound"),
+    [
+        ({"logprobs": (np.float32(-1.0), np.float64(-0.5))}, True),
+        ({"ids": (np.int64(5), True), "logprobs": [-1.0, -0.5]}, True),
+        ({"policy_version": np.int64(3)}, True),
+        ({"logprobs": (-1e300, -1.0)}, False),
+        ({"logprobs": ("-1", "x")}, False),
+        ({"ids": (10**12, 2)}, False),
+        ({"ids": None}, False),
+        ({"policy_version": "new"}, False),
+        (None, False),
+    ],
+)
+def test_a_completion_is_plain_numbers_or_the_generators_error(
+    fields: dict[str, Any] | None, sound: bool, lockstep: bool
+) -> None:
+    base: dict[str, Any] = {"ids": (5, 2), "logprobs": (-1.0, -0.5), "policy_version": 0}
+    told = None if fields is None else SimpleNamespace(finish_reason="stop", **{**base, **fields})
+    episodes = played_by(failing(lambda found: told, lambda: None), lockstep)
+    status = "completed" if sound else "generator_error"
+    assert [e.status.value for e in episodes] == ["completed"] * 2 + [status] * 2
+    for episode in episodes:
+        assert_sound(episode)
 
 
 def bad_tool(kind: str) -> Any:

@@ -256,8 +256,9 @@ class ContextManager:
             if pending is None:
                 raise ValueError(f"{conversation.key}: got a reply that was not requested")
             conversation.pending = None
-            ids = admit_completion(output.completion).ids
-            ended = output.completion.finish_reason == "stop" and self.renderer.is_special(ids[-1])
+            completion = admit_completion(output.completion)
+            ids = completion.ids
+            ended = completion.finish_reason == "stop" and self.renderer.is_special(ids[-1])
             conversation.reply_end = self.renderer.token_text(ids[-1]) if ended else ""
             conversation.num_ids += len(pending.new_ids) + len(ids)
             text = clean_text(self.response_prefix + self.renderer.decode(ids))
@@ -268,11 +269,10 @@ class ContextManager:
                 EnvInput(
                     env_id=output.env_id,
                     text=text,
-                    completion=output.completion,
+                    completion=completion,
                     prompt_ids=pending.new_ids,
                     restart=pending.restart,
-                    context_full=pending.context_bound
-                    and output.completion.finish_reason == "length",
+                    context_full=pending.context_bound and completion.finish_reason == "length",
                     seconds=output.seconds,
                     start=output.start,
                     parent=pending.parent,

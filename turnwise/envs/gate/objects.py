@@ -6,12 +6,14 @@ import math
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import replace
+from operator import index
 from typing import Any, cast, get_args
 
 from turnwise.envs.base import EnvError, Hint
 from turnwise.envs.gate.texts import brief, clean_text
 from turnwise.envs.gate.values import (
     MAX_INT_BITS,
+    MAX_REWARD,
     MAX_TEXT,
     read_count,
     read_flag,
@@ -298,22 +300,31 @@ def read_hint(value: Any, *, what: Hint) -> Json:
 
 
 def admit_completion(value: Completion) -> Completion:
-    """The result of a generator, checked.
+    """The result of a generator, checked, in plain numbers. Numpy's cannot be stored.
 
     Raises:
-        ValueError: the completion cannot be stored or trained on.
+        ValueError: the completion cannot be stored or trained on. Log-probs are finite in float32.
 
     Example:
         >>> admit_completion(Completion(ids=(5,), logprobs=(float("nan"),), finish_reason="stop"))
         Traceback (most recent call last):
-        ValueError: the generator returned a log-prob that is not finite: nan
+        ValueError: the generator returned a log-prob that is not finite in float32: nan
     """
-    ids = cast(tuple[Any, ...], value.ids)
-    if not ids or not all(isinstance(token, int) and token >= 0 for token in ids):
+    try:
+        ids = tuple(map(int, map(index, value.ids)))
+        logprobs = tuple(map(float, value.logprobs))
+        version = int(index(value.policy_version))
+    except (TypeError, ValueError, OverflowError, AttributeError) as error:
+        raise ValueError(f"the generator returned no completion: {brief(value)}") from error
+    if not ids or min(ids) < 0:
         raise ValueError(f"the generator returned no ids, or invalid ones: {brief(value.ids)}")
-    if not all(map(math.isfinite, value.logprobs)):
-        wrong = next(number for number in value.logprobs if not math.isfinite(number))
-        raise ValueError(f"the generator returned a log-prob that is not finite: {wrong}")
+    if not all(map(math.isfinite, logprobs)) or max(map(abs, logprobs)) > MAX_REWARD:
+        wrong = next(number for number in logprobs if not abs(number) <= MAX_REWARD)
+        raise ValueError(
+            f"the generator returned a log-prob that is not finite in float32: {wrong}"
+        )
     if value.finish_reason not in get_args(FinishReason):
         raise ValueError(f"the generator returned the finish reason {brief(value.finish_reason)}")
-    return value
+    return Completion(
+        ids=ids, logprobs=logprobs, finish_reason=value.finish_reason, policy_version=version
+    )
