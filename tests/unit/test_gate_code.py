@@ -23,7 +23,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rollout_parts import CountEnv, config_for, says
 
-from turnwise.config.schema import Config, EnvConfig, FormatConfig
+from turnwise.config.schema import Config, EnvConfig, FormatConfig, ShapingConfig
 from turnwise.envs.base import EnvError
 from turnwise.envs.gate import (
     admit_observation,
@@ -146,6 +146,48 @@ def test_an_agent_of_the_users_ends_no_run() -> None:
     assert episodes[1].prompt[-1].content == "half \ufffd"
     for episode in episodes:
         assert_sound(episode)
+
+
+class Leaving:
+    """Ends the process wherever it is looked at."""
+
+    def _leave(self) -> Any:
+        raise SystemExit("looked at")
+
+    __class__ = property(_leave)  # type: ignore[assignment]
+    __float__ = __iter__ = __len__ = _leave
+
+
+class LateAgent(Agent):
+    """Returns what fails once it is read."""
+
+    def observe(self, messages: Any) -> Any:
+        return Leaving() if self.plan.index == 0 else messages
+
+    def act(self, text: str) -> str:
+        return cast(str, Leaving()) if self.plan.index == 1 else text
+
+
+def leaving(text: str) -> float:
+    return cast(float, Leaving())
+
+
+@pytest.mark.parametrize("shaper", [None, name_of(leaving)], ids=["agent", "shaper"])
+def test_what_fails_when_it_is_read_ends_no_run_either(shaper: str | None) -> None:
+    config = config_for(groups=1, size=3, isolation="inline", retries=0)
+    env = EnvConfig(name="count", shaping=ShapingConfig(function=shaper))
+    proxy = AgentProxy(
+        config.model_copy(update={"envs": {"count": env}}),
+        says(),
+        tiny_tokenizer(),
+        factories={"count": CountEnv},
+        agent_cls=LateAgent,
+    )
+    episodes = proxy.play_all(0)
+    proxy.close()
+    last = "completed" if shaper is None else "env_error"
+    assert [e.status.value for e in episodes] == ["env_error", "env_error", last]
+    assert all("looked at" in str(e.error) for e in episodes if e.status.failed)
 
 
 @pytest.mark.parametrize(

@@ -145,8 +145,10 @@ class Agent:
         """Plays one reply. If the environment fails, the episode ends with a Status."""
         start, started = time.time(), time.perf_counter()
         try:
-            said = ask("the agent's act", lambda: self.act(env_input.text))
-            said = read_text(said, what="the result of the agent's act")
+            act = "the agent's act"
+            said = ask(
+                act, lambda: read_text(self.act(env_input.text), what=f"the result of {act}")
+            )
             result = await self.handle.step(Message(role="assistant", content=said), env_input)
             ending = self._ending(result, env_input)
             if ending is not None and not result.done:
@@ -283,10 +285,14 @@ class Agent:
 
     def _observed(self, messages: tuple[Message, ...]) -> tuple[Message, ...]:
         """The messages after `observe`, which may be user code."""
-        shown = ask("the agent's observe", lambda: self.observe(messages))
-        return (
-            messages if shown is messages else read_messages(shown, where="the result of observe")
-        )
+
+        def observe() -> tuple[Message, ...]:
+            shown = self.observe(messages)
+            if shown is messages:
+                return messages
+            return read_messages(shown, where="the result of observe")
+
+        return ask("the agent's observe", observe)
 
     def _ending(self, result: StepResult, env_input: EnvInput) -> Status | None:
         if result.terminated:
@@ -316,8 +322,8 @@ def shaped(
         "done": over is not None,
     }
     given = {name: known[name] for name in wanted_arguments(shaper, known)}
-    found = ask("the reward shaper", lambda: shaper(**given))
-    added = read_reward(found, name="the reward shaper", what="its result")
+    what = "the reward shaper"
+    added = ask(what, lambda: read_reward(shaper(**given), name=what, what="its result"))
     parts = {**(result.reward_parts or {"env": result.reward}), "shaper": added}
     reward = read_reward(result.reward + added, name="a turn", what="the shaped reward")
     return replace(result, reward=reward, reward_parts=parts)
