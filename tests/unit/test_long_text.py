@@ -2,6 +2,7 @@
 full, and tool calls are read in one pass."""
 
 import json
+import re
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from turnwise.envs.tools.calls import CLOSE, MAX_CALLS, OPEN, parse_tool_calls
 from turnwise.rollout.context import CHARS_PER_ID
 from turnwise.rollout.proxy import AgentProxy, RolloutError
 from turnwise.testing.tiny import tiny_tokenizer
-from turnwise.types import Message, Observation, Status, StepResult, Task
+from turnwise.types import Message, Observation, Status, StepResult, Task, ToolCall
 
 MEGABYTE = 1 << 20
 LONG = "all work and no play " * (MEGABYTE // 21)
@@ -86,6 +87,42 @@ def test_a_reset_of_a_megabyte_says_both_numbers() -> None:
     with pytest.raises(RolloutError, match=message):
         proxy.play(0)
     proxy.close()
+    assert sum(sizes) < 4 * CHARS_PER_ID * 200
+
+
+PIECES = tuple(Message(role="user", content=LONG[:2000]) for _ in range(MEGABYTE // 2000))
+CALL = ToolCall(id="a", name="read", arguments=json.dumps({"text": LONG}))
+SPREAD = {
+    "many messages": Observation(messages=PIECES),
+    "a call": Observation(
+        messages=(
+            Message(role="assistant", content="", tool_calls=(CALL,)),
+            Message(role="user", content="Go?"),
+        )
+    ),
+    "a tool": Observation(
+        messages=(Message(role="user", content="Go?"),),
+        tools=({"type": "function", "function": {"name": "read", "description": LONG}},),
+    ),
+}
+
+
+@pytest.mark.parametrize("title", SPREAD)
+def test_a_megabyte_in_other_places_is_cut_too(title: str) -> None:
+    class Spread(CountEnv):
+        def reset(self, task: Task, noise_seed: int = 0) -> Observation:
+            super().reset(task, noise_seed)
+            return SPREAD[title]
+
+    config = config_for(groups=1, size=1, max_context=200, retries=0)
+    proxy = AgentProxy(config, says(), tiny_tokenizer(), factories={"count": Spread})
+    sizes = counted(proxy)
+    (episode,) = proxy.play_all(0)
+    proxy.close()
+    assert episode.status is Status.TRUNCATED_LENGTH
+    assert re.search(
+        r"needs more than \d+ \(text of \d+ characters\).*holds 200", str(episode.error)
+    )
     assert sum(sizes) < 4 * CHARS_PER_ID * 200
 
 

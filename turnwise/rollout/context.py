@@ -142,8 +142,8 @@ class ContextManager:
                 None,
             )
         restart = text is None
-        ids = self.renderer.encode((rendered.text if text is None else text) + self.response_prefix)
         used = 0 if restart else conversation.num_ids
+        ids = self._encode(conversation, rendered.text if text is None else text, used=used)
         room = self._max_context - used - len(ids)
         if room < 1:  # nothing has changed yet: the current session is still to be released
             raise self._overflow(conversation, str(len(ids)), used=used)
@@ -207,7 +207,7 @@ class ContextManager:
             window = self._window(new, 0)
             new.rendered = self.renderer.render(window, new.tools, key=new.tools_key)
         assert new.rendered is not None
-        ids = self.renderer.encode((text or new.rendered.text) + self.response_prefix)
+        ids = self._encode(new, text or new.rendered.text, used=len(prefix))
         new.num_ids = len(prefix)
         room = self._max_context - len(prefix) - len(ids)
         if room < 1:
@@ -296,11 +296,12 @@ class ContextManager:
         try:
             self._refuse_long(conversation)
             _, text = self._continuation(conversation)
+            used = conversation.num_ids
+            ids = () if text is None else self._encode(conversation, text, used=used)
         except ContextOverflowError:
             return ()
         finally:
             del block[before:]
-        ids = () if text is None else self.renderer.encode(text + self.response_prefix)
         return ids if conversation.num_ids + len(ids) <= self._max_context else ()
 
     def formulate_rollouts(
@@ -343,17 +344,26 @@ class ContextManager:
         conversation = self._conversations.get(env_id)
         return conversation is not None and conversation.key == key
 
+    def _encode(self, conversation: _Conversation, text: str, *, used: int) -> tuple[int, ...]:
+        """The ids of a rendered text and of the response prefix."""
+        self._refuse(conversation, text, used=used)
+        return self.renderer.encode(text + self.response_prefix)
+
     def _refuse_long(self, conversation: _Conversation) -> None:
-        """Raises if a new message is longer than the context. Of a text that is far too long, only
-        the beginning is tokenised."""
+        """Raises if a new message is longer than the context, before it is rendered."""
         for message in conversation.blocks[-1]:
-            size = CHARS_PER_ID * self._max_context
-            while len(message.content) >= 2 * size:
-                count = len(self.renderer.encode(message.content[:size]))
-                if count > self._max_context:
-                    needed = f"more than {count} (text of {len(message.content)} characters)"
-                    raise self._overflow(conversation, needed, used=conversation.num_ids)
-                size *= 2
+            self._refuse(conversation, message.content, used=conversation.num_ids)
+
+    def _refuse(self, conversation: _Conversation, text: str, *, used: int) -> None:
+        """Raises if a text is longer than the context. Of one that is far too long, only the
+        beginning is tokenised."""
+        size = CHARS_PER_ID * self._max_context
+        while len(text) >= 2 * size:
+            count = len(self.renderer.encode(text[:size]))
+            if count > self._max_context:
+                needed = f"more than {count} (text of {len(text)} characters)"
+                raise self._overflow(conversation, needed, used=used)
+            size *= 2
 
     def _overflow(
         self, conversation: _Conversation, needed: str, *, used: int
