@@ -2,6 +2,7 @@
 installed."""
 
 import importlib.util
+import json
 import random
 import subprocess
 import sys
@@ -17,7 +18,7 @@ import numpy as np
 import pytest
 
 from turnwise.config.schema import Config, EnvConfig, TrainConfig
-from turnwise.envs.base import EnvError
+from turnwise.envs.base import BadActionError, EnvError
 from turnwise.envs.registry import find_env, list_envs, make, make_env
 from turnwise.envs.text_turns import TextTurns
 from turnwise.evaluate.check_env import check_env
@@ -420,6 +421,7 @@ class Refusing:
         return SimpleNamespace(observation={"text": f"number {seed}"})
 
     def step(self, body: dict[str, str]) -> Any:
+        json.dumps(body)
         if body["message"] == "bad":
             raise RuntimeError("Server error: Invalid message \ud83c (code: VALIDATION_ERROR)")
         if body["message"] == "gone":
@@ -462,6 +464,22 @@ def test_a_refused_action_costs_the_penalty_and_a_broken_server_is_an_error(
     with pytest.raises(EnvError, match="SESSION_ERROR"):
         say("gone")
     env.close()
+
+
+@pytest.mark.parametrize("depth", [300, 970, 5_000])
+def test_an_action_that_is_nested_too_deeply_is_the_models_fault(
+    depth: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = ModuleType("openenv.core.generic_client")
+    client.GenericEnvClient = Refusing  # pyright: ignore[reportAttributeAccessIssue]
+    for name, module in {"openenv": ModuleType("openenv"), client.__name__: client}.items():
+        monkeypatch.setitem(sys.modules, name, module)
+    monkeypatch.setattr(OpenEnvEnv, "_only_text_field", lambda self: None)
+    env = OpenEnvEnv("http://127.0.0.1:9")
+    env.reset(7)
+    action = '{"message": "bad", "more": ' + "[" * depth + "]" * depth + "}"
+    with pytest.raises(BadActionError):
+        env.step(action)
 
 
 class Scores:

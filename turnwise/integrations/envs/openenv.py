@@ -84,7 +84,8 @@ class OpenEnvEnv(BaseEnv):
         try:
             result = self._client.step(body)
         except RuntimeError as error:
-            if not any(code in str(error) for code in REFUSALS):
+            too_deep = isinstance(error, RecursionError)  # to be sent
+            if not too_deep and not any(code in str(error) for code in REFUSALS):
                 raise
             raise BadActionError(
                 f"The action was refused. {words(error)}", info={"refused": words(error)}
@@ -143,6 +144,6 @@ class OpenEnvEnv(BaseEnv):
     def _parse(action: str) -> dict[str, Any] | None:
         try:
             value = json.loads(action)
-        except ValueError:
+        except (ValueError, RecursionError):
             return None
         return value if isinstance(value, dict) else None
