@@ -1,6 +1,7 @@
 """Environments of other libraries. Gymnasium is always there; the others are tested where they are
 installed."""
 
+import ast
 import importlib.util
 import json
 import random
@@ -25,6 +26,7 @@ from turnwise.evaluate.check_env import check_env
 from turnwise.evaluate.players import RandomPlayer, ScriptedPlayer, play_episodes
 from turnwise.evaluate.replay import replay_episodes
 from turnwise.integrations.envs.common import OwnRandom
+from turnwise.integrations.envs.gem import GemEnv
 from turnwise.integrations.envs.gymnasium import GymnasiumEnv
 from turnwise.integrations.envs.openenv import OpenEnvEnv
 from turnwise.integrations.envs.reasoning_gym import ReasoningGymEnv
@@ -523,6 +525,43 @@ def test_an_unreadable_answer_costs_the_penalty_and_a_broken_data_set_is_an_erro
         answer("2", broken=True)
 
 
+class Sums:
+    """Stands in for an environment of GEM that reads whole numbers only, and breaks at 0."""
+
+    def reset(self, seed: int) -> tuple[str, dict[str, Any]]:
+        return "1 + 1?", {}
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        if int(action) == 0:
+            raise OSError("no such file")
+        return "Answered.", float(int(action) == 2), True, True, {}
+
+
+def test_an_action_that_gem_cannot_read_is_the_models_fault(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    gem, table = ModuleType("gem"), ModuleType("gem.envs.registration")
+    gem.make = lambda id: Sums()  # pyright: ignore[reportAttributeAccessIssue]
+    table.ENV_REGISTRY = {"rg:sums": None}  # pyright: ignore[reportAttributeAccessIssue]
+    for module in (gem, table, ModuleType("gem.envs")):
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+    env = TextTurns(GemEnv("rg:sums"), config=EnvConfig(), name="gem")
+
+    def answer(text: str) -> StepResult:
+        env.reset(env.make_task(0, "train"))
+        return env.step(
+            Message(role="assistant", content=f"<think></think><answer>{text}</answer>")
+        )
+
+    assert answer("2").reward == 1.0
+    bad = answer("[2]")
+    assert bad.reward_parts == {"env": 0.0, "format": EnvConfig().format.format_penalty}
+    assert bad.terminated
+    assert "ValueError" in bad.info["refused"]
+    with pytest.raises(EnvError, match="no such file"):
+        answer("0")
+
+
 class SwappedGame:
     """Stands in for a game of TextArena whose invalid move has the reason in the reward's place."""
 
@@ -535,6 +574,8 @@ class SwappedGame:
     def step(self, action: str) -> tuple[bool, dict[str, Any]]:
         if action == "[crash]":
             raise IndexError(action)
+        if action == "[open":
+            ast.literal_eval(action)
         if action == "[lost]":
             raise OSError("no such file")
         self.over = True
@@ -552,7 +593,7 @@ def test_a_reason_in_the_rewards_place_is_a_lost_game(monkeypatch: pytest.Monkey
         monkeypatch.setitem(sys.modules, name, module)
     monkeypatch.setitem(sys.modules, "textarena.envs", ModuleType("textarena.envs"))
     env = TextArenaEnv("Monte-v0")
-    for move in ("[x]", "[crash]"):
+    for move in ("[x]", "[crash]", "[open"):
         env.reset(seed=0)
         text, reward, done, info = env.step(move)
         assert (reward, done, info["success"], info["invalid_move"]) == (-1.0, True, False, True)

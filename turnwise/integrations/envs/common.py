@@ -17,6 +17,11 @@ from turnwise.seeding import derive_seed
 
 logger = logging.getLogger(__name__)
 F = TypeVar("F")
+MOVE_ERRORS = (
+    *(ValueError, TypeError, LookupError, AttributeError, ArithmeticError, AssertionError),
+    *(SyntaxError, RecursionError),
+)
+"""Exceptions of a library on an unexpected move. Any other is a failure of the environment."""
 _global_generators = threading.Lock()
 
 

@@ -6,8 +6,10 @@ from collections.abc import Mapping
 from random import Random
 from typing import Any
 
-from turnwise.envs.base import BaseEnv
+from turnwise.envs.base import BadActionError, BaseEnv
+from turnwise.envs.gate import describe
 from turnwise.integrations.envs.common import (
+    MOVE_ERRORS,
     OwnRandom,
     SplitBy,
     require,
@@ -23,7 +25,8 @@ class GemEnv(BaseEnv):
 
     GEM draws from the global generators, so every episode gets states of its own for them. One seed
     is one game: GEM seeds the start and what follows alike, so there is no noise of its own. Where
-    GEM says terminated and truncated at once, its own rules ended the game: terminated.
+    GEM says terminated and truncated at once, its own rules ended the game: terminated. An action
+    that an environment cannot read is a failed action and ends the episode.
 
     Args:
         id: GEM's id, such as game:GuessTheNumber-v0-easy.
@@ -63,8 +66,15 @@ class GemEnv(BaseEnv):
         return str(text)
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
-        with self._own.drawing():
-            text, reward, terminated, truncated, info = self._env.step(action)
+        try:
+            with self._own.drawing():
+                text, reward, terminated, truncated, info = self._env.step(action)
+        except MOVE_ERRORS as error:  # what was left half done is not to be played on
+            raise BadActionError(
+                "The action could not be read.",
+                over=True,
+                info={"success": False, "refused": describe(error)},
+            ) from error
         ended, cut = bool(terminated), bool(truncated)
         suffix = "" if ended or cut else str(info.get("suffix") or "")
         return (

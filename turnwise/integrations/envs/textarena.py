@@ -11,6 +11,7 @@ from typing import Any
 from turnwise.envs.base import BaseEnv
 from turnwise.envs.gate import describe
 from turnwise.integrations.envs.common import (
+    MOVE_ERRORS,
     OwnRandom,
     SplitBy,
     load_function,
@@ -25,8 +26,6 @@ Opponent = Callable[[str, Random], str]
 INVALID_MOVE = -1.0
 """TextArena's reward where an invalid move ends a game. Some games (Slitherlink, ThreeCardMonte,
 Cryptarithm in 0.7.4) put the reason in the reward's place."""
-MOVE_ERRORS = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, AssertionError)
-"""Exceptions of a game on an unexpected move. Any other is a failure of the game."""
 SEATS_LIMIT = 1000  # maximum turns of other seats in a row; a game that exceeds it is broken
 
 
