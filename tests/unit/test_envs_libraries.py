@@ -485,10 +485,11 @@ def test_an_action_that_is_nested_too_deeply_is_the_models_fault(
 
 
 class Scores:
-    """Stands in for a data set of reasoning-gym: reads whole numbers only, or nothing at all."""
+    """Stands in for a data set of reasoning-gym: reads whole numbers only, or evaluates answers as
+    some do, or reads nothing at all. One that holds a function cannot be sent to a process."""
 
-    def __init__(self, *, broken: bool) -> None:
-        self._broken = broken
+    def __init__(self, *, broken: bool, read: Any = int) -> None:
+        self._broken, self._read = broken, read
 
     def __getitem__(self, index: int) -> dict[str, str]:
         return {"question": "1 + 1?", "answer": "2"}
@@ -496,7 +497,7 @@ class Scores:
     def score_answer(self, answer: str, entry: dict[str, str]) -> float:
         if self._broken:
             raise KeyError("metadata")
-        return float(int(answer) == int(entry["answer"]))
+        return float(self._read(answer) == int(entry["answer"]))
 
 
 def test_an_unreadable_answer_costs_the_penalty_and_a_broken_data_set_is_an_error(
@@ -507,8 +508,8 @@ def test_an_unreadable_answer_costs_the_penalty_and_a_broken_data_set_is_an_erro
     monkeypatch.setitem(sys.modules, "reasoning_gym", gym)
     monkeypatch.setitem(sys.modules, "reasoning_gym.factory", factory)
 
-    def answer(text: str, *, broken: bool = False) -> StepResult:
-        gym.create_dataset = lambda name, **settings: Scores(broken=broken)  # pyright: ignore
+    def answer(text: str, *, broken: bool = False, read: Any = int) -> StepResult:
+        gym.create_dataset = lambda name, **settings: Scores(broken=broken, read=read)  # pyright: ignore
         env = TextTurns(ReasoningGymEnv("sums"), config=EnvConfig(), name="sums")
         env.reset(env.make_task(0, "train"))
         return env.step(
@@ -523,6 +524,14 @@ def test_an_unreadable_answer_costs_the_penalty_and_a_broken_data_set_is_an_erro
     assert "ValueError" in bad.info["refused"]
     with pytest.raises(EnvError, match="KeyError"):
         answer("2", broken=True)
+    assert answer("2", read=lambda text: int(text)).reward == 1.0
+    monkeypatch.setattr("turnwise.integrations.envs.reasoning_gym.SCORE_SECONDS", 0.5)
+    assert answer("1 + 1", read=eval).reward == 1.0
+    for text in ("9**9**9**9", "exit()"):
+        bad = answer(text, read=eval)
+        assert bad.reward == EnvConfig().format.format_penalty
+        assert bad.terminated
+        assert "more than 0.5 s" in bad.info["refused"]
 
 
 class Sums:

@@ -2,20 +2,17 @@
 
 import importlib
 import re
-import signal
 import threading
 from fractions import Fraction
 from typing import Any, Literal
 
-from turnwise.envs.tools.worker import Worker, WorkerError
+from turnwise.envs.tools.worker import STALLED_SECONDS, Worker, WorkerError, computing_limit
 
 Compare = Literal["exact", "math"]
 MAX_ANSWER_CHARS = 1000
 """A longer answer is wrong: no final answer is that long."""
 MAX_POWER_DIGITS = 100_000
 """An answer with a larger power of numbers is wrong, and not computed."""
-STALLED_SECONDS = 300.0
-"""On the wall, after which a process that has not used its seconds is no longer waited for."""
 _NUMBER = re.compile(r"([+-]?)(?=\.?\d)(\d{0,40})(?:\.(\d{1,40}))?(?:/(\d{1,40}))?")
 _MIXED = re.compile(r"([+-]?) ?(\d{1,40}) (\d{1,40}) ?/ ?(\d{1,40})")
 _MIXED_WITHIN = re.compile(r"(?<![\d./^_{])(\d+) +(\d+) ?/ ?(\d+)(?![\d./])")
@@ -178,14 +175,10 @@ def _math_equal(answer: str, gold: str, timeout: float) -> bool:
 
 
 def verify_within(answer: str, gold: str, seconds: float) -> bool:
-    """`verify_here`, or the end of this process after so many seconds of computing. The clock on
-    the wall would make right answers wrong on a busy machine."""
+    """`verify_here`, or the end of this process after so many seconds of computing."""
     importlib.import_module("math_verify")  # before the seconds count
-    signal.setitimer(signal.ITIMER_PROF, max(seconds, 0.01))
-    try:
+    with computing_limit(seconds):
         return verify_here(answer, gold)
-    finally:
-        signal.setitimer(signal.ITIMER_PROF, 0)
 
 
 def verify_here(answer: str, gold: str) -> bool:

@@ -11,12 +11,14 @@ import importlib
 import json
 import os
 import selectors
+import signal
 import subprocess
 import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
 from typing import Any, cast
 
 from turnwise.procs.channel import child_command, stop
@@ -24,6 +26,9 @@ from turnwise.procs.forks import end_fork
 
 MAX_REPLY_BYTES = 16 * 1024 * 1024
 START_SECONDS = 120.0
+STALLED_SECONDS = 300.0
+"""On the wall, after which a process that has not used its seconds of computing is no longer waited
+for."""
 
 
 class WorkerError(RuntimeError):
@@ -157,6 +162,17 @@ def load_target(target: str) -> Callable[..., Any]:
     for part in path.split("."):
         found = getattr(found, part)
     return found
+
+
+@contextmanager
+def computing_limit(seconds: float) -> Generator[None]:
+    """Ends this process after so many seconds of computing inside the context. The clock on the
+    wall would make right answers wrong on a busy machine."""
+    signal.setitimer(signal.ITIMER_PROF, max(seconds, 0.01))
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
 
 
 def _limit(which: int, value: int) -> None:
