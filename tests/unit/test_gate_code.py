@@ -9,7 +9,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
@@ -245,18 +245,18 @@ def played_by(generator: Any, lockstep: bool) -> list[Episode]:
     factories = {"count": CountEnv}
     if not lockstep:
         proxy = AgentProxy(config, generator, tiny_tokenizer(), factories=factories)
-        episodes = proxy.play_all(0)
-        proxy.close()
-        return episodes
+        with closing(proxy):
+            return proxy.play_all(0)
     rollout = SyncMultiTurnRollout(generator, config, tiny_tokenizer(), factories=factories)
-    rollout.rollout()
-    rollout.close()
-    return rollout.env_state.episodes()
+    with closing(rollout):
+        rollout.rollout()
+        return rollout.env_state.episodes()
 
 
 @pytest.mark.parametrize("lockstep", [False, True])
 @pytest.mark.parametrize(
-    "kind", [ValueError, SystemExit, GeneratorExit, asyncio.CancelledError, OddError]
+    "kind",
+    [ValueError, SystemExit, GeneratorExit, asyncio.CancelledError, KeyboardInterrupt, OddError],
 )
 def test_no_error_of_a_generator_ends_a_run(kind: type[BaseException], lockstep: bool) -> None:
     def fail(*_: Any) -> Any:
@@ -267,6 +267,12 @@ def test_no_error_of_a_generator_ends_a_run(kind: type[BaseException], lockstep:
     assert all(kind.__name__ in str(e.error) for e in episodes[2:])
     episodes = played_by(failing(lambda found: found, fail), lockstep)
     assert [e.status.value for e in episodes] == ["completed"] * 4, "the release failed"
+
+
+@pytest.mark.parametrize("lockstep", [False, True])
+def test_a_real_interrupt_in_a_generator_ends_the_run(lockstep: bool) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        played_by(failing(lambda found: press(), lambda: None), lockstep)
 
 
 @pytest.mark.parametrize("lockstep", [False, True])

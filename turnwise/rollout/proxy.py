@@ -16,6 +16,7 @@ from turnwise.generate.base import ContextOverflowError, Generator, Sampling
 from turnwise.isolation.processes import WorkerLostError
 from turnwise.procs.event_loop import EventLoop
 from turnwise.procs.garbage import fewer_collections
+from turnwise.procs.interrupts import from_the_user, interrupts
 from turnwise.procs.progress import Progress, Stall, some_of
 from turnwise.rollout.agents import Agent
 from turnwise.rollout.context import ContextManager
@@ -352,16 +353,18 @@ class AgentProxy:
                 "the environment": agent.handle.close,
             }
             for what, close in closing.items():
+                before = interrupts()
                 try:
                     await close()
                 except BaseException as error:  # the episode is over; keep its result
-                    if ends_the_rollout(error):
+                    if ends_the_rollout(error, before=before):
                         raise
                     logger.warning(
                         "%s: closing %s failed: %s", agent.plan.episode_id, what, describe(error)
                     )
 
     async def _turn(self, agent: Agent) -> None:
+        before = interrupts()
         try:
             env_input = await self._speaker.reply(agent)
             env_input.text = clean_text(env_input.text)
@@ -372,7 +375,7 @@ class AgentProxy:
         except EnvError as error:  # from a player's request for a hint
             agent.fail_env(error)
         except BaseException as error:
-            if ends_the_rollout(error):
+            if ends_the_rollout(error, before=before):
                 raise
             agent.fail(Status.GENERATOR_ERROR, error)
         else:
@@ -382,13 +385,13 @@ class AgentProxy:
                 self._on_turn(agent)
 
 
-def ends_the_rollout(error: BaseException) -> bool:
-    """True for Ctrl-C, and where the episode's task is cancelled or ended by its event loop.
-    Generators and players may raise the same exceptions, which end only their episode."""
+def ends_the_rollout(error: BaseException, *, before: int) -> bool:
+    """True for a Ctrl-C after `interrupts()` was `before`, and where the task is cancelled or ended
+    by its event loop. Generators and players may raise the same, which ends only their episode."""
     if isinstance(error, asyncio.CancelledError | GeneratorExit):
         task = asyncio.current_task()
         return task is None or bool(task.cancelling())
-    return isinstance(error, KeyboardInterrupt)
+    return isinstance(error, KeyboardInterrupt) and from_the_user(error, before=before)
 
 
 class _Finish:

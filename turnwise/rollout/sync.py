@@ -15,6 +15,7 @@ from turnwise.envs.base import EnvFactory, WaitingEnv
 from turnwise.envs.gate import describe
 from turnwise.generate.base import ContextOverflowError, Generator, Sampling, Session
 from turnwise.procs.event_loop import EventLoop
+from turnwise.procs.interrupts import interrupts
 from turnwise.rollout.agents import Agent
 from turnwise.rollout.context import ContextManager
 from turnwise.rollout.env_state import EnvStateManager
@@ -263,10 +264,11 @@ class SyncMultiTurnRollout:
 
 async def _outcome(job: Awaitable[T]) -> T | BaseException:
     """The job's result, or the exception in its place."""
+    before = interrupts()
     try:
         return await job
     except BaseException as error:
-        if ends_the_rollout(error):
+        if ends_the_rollout(error, before=before):
             raise
         return error
 
