@@ -136,11 +136,39 @@ def test_a_silent_server_times_out(server: Server):
         ask(server.client(timeout=0.1, retries=0))
 
 
-@pytest.mark.parametrize("answer", [b"not json", {"choices": []}, {"choices": [{}]}, b"null"])
+CALLS = [{"id": "c0", "function": {"name": "add", "arguments": {"a": 1}}}]
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"not json",
+        {"choices": []},
+        {"choices": [{}]},
+        b"null",
+        b"[" * 50_000,
+        {"choices": [{"message": {"content": 7}}]},
+        {"choices": [{"message": {"content": ["hi"]}}]},
+        {"choices": [{"message": {"content": "", "tool_calls": CALLS}}]},
+    ],
+)
 def test_an_answer_of_another_shape_is_an_error(server: Server, answer: Any):
     server.answers = [(200, {}, answer)]
     with pytest.raises(GeneratorError, match="no chat completion"):
         ask(server.client())
+
+
+def test_an_endless_answer_is_given_up(server: Server, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("turnwise.generate.openai.MAX_ANSWER", 1000)
+    server.answers = [(200, {}, said("hi" * 1000))]
+    with pytest.raises(GeneratorError, match="answered more than 1000 bytes"):
+        ask(server.client())
+
+
+def test_an_answer_that_breaks_off_is_asked_for_again(server: Server):
+    server.answers = [(200, {"Content-Length": "1000"}, b'{"choices"'), (200, {}, said("hi"))]
+    assert ask(server.client()).content == "hi"
+    assert len(server.requests) == 2
 
 
 def told(content: Any) -> dict[str, Any]:

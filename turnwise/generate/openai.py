@@ -16,6 +16,9 @@ from typing import Any, cast
 from turnwise.generate.base import ContextOverflowError, GeneratorError, Sampling
 from turnwise.types import Json, Message
 
+MAX_ANSWER = 16 << 20
+"""Maximum bytes of an answer."""
+
 _RETRIED = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 529})
 
 _UNTOLD = frozenset({400, 403, 422})
@@ -204,19 +207,28 @@ class ChatClient:
                 "POST", f"{self._url.path.rstrip('/')}/chat/completions", body=body, headers=headers
             )
             response = connection.getresponse()
+            data = response.read(MAX_ANSWER + 1)
+            if len(data) > MAX_ANSWER:
+                raise GeneratorError(f"{self._where()} answered more than {MAX_ANSWER} bytes")
+            if response.length:  # a limited read does not say that the connection broke
+                raise http.client.IncompleteRead(data, response.length)
             return (
                 response.status,
                 dict(response.getheaders()),
-                response.read().decode("utf-8", errors="replace"),
+                data.decode("utf-8", errors="replace"),
             )
         finally:
             connection.close()
 
     def _message(self, text: str) -> Message:
         try:
-            message = json.loads(text)["choices"][0]["message"]
-            return Message.from_json({**message, "role": "assistant"})
-        except (ValueError, KeyError, IndexError, TypeError) as error:
+            told = json.loads(text)["choices"][0]["message"]
+            message = Message.from_json({**told, "role": "assistant"})
+            for said in (message.content, *(call.arguments for call in message.tool_calls)):
+                if not isinstance(cast(object, said), str):
+                    raise TypeError(f"a text is needed, got {type(said).__name__}")
+            return message
+        except (ValueError, KeyError, IndexError, TypeError, RecursionError) as error:
             raise GeneratorError(
                 f"{self._where()} answered no chat completion: {text[:300]}"
             ) from error
@@ -237,7 +249,15 @@ def _tokens(text: str) -> tuple[SaidToken, ...]:
             SaidToken(*_said(one), tuple(_said(other) for other in one.get("top_logprobs") or ()))
             for one in told
         )
-    except (ValueError, KeyError, IndexError, TypeError, AttributeError, OverflowError):
+    except (
+        ValueError,
+        KeyError,
+        IndexError,
+        TypeError,
+        AttributeError,
+        OverflowError,
+        RecursionError,
+    ):
         return ()
 
 
