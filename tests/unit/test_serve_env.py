@@ -242,11 +242,11 @@ def test_a_call_that_is_repeated_is_played_once(lake: EnvServer) -> None:
 
 
 class Cutter:
-    """Stands between client and server, and hangs up on every other connection instead of passing
-    an answer on."""
+    """Stands between client and server, and hangs up on every other connection where it should pass
+    an answer on. Of that answer the first `kept` bytes arrive."""
 
-    def __init__(self, port: int) -> None:
-        self._port = port
+    def __init__(self, port: int, *, kept: int = 0) -> None:
+        self._port, self._kept = port, kept
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
         self.connections = 0
@@ -278,6 +278,7 @@ class Cutter:
                     answer += server.recv(65536)
                 if number % 2 == 0:
                     self.cut += 1
+                    client.sendall(answer[: self._kept])
                     return
                 client.sendall(answer)
 
@@ -285,8 +286,9 @@ class Cutter:
         self._listener.close()
 
 
-def test_lost_answers_are_asked_for_again(patient: EnvServer) -> None:
-    cutter = Cutter(urlsplit(patient.url).port or 0)
+@pytest.mark.parametrize("kept", [0, -5])
+def test_lost_answers_are_asked_for_again(patient: EnvServer, kept: int) -> None:
+    cutter = Cutter(urlsplit(patient.url).port or 0, kept=kept)
     remote, home = RemoteEnv(cutter.url, timeout=10.0), make_env(LAKE)
     assert isinstance(home, TextTurns)
     task = home.make_task(3, "train")

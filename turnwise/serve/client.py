@@ -212,6 +212,8 @@ class RemoteEnv:
         if len(data) > MAX_ANSWER:
             connection.close()  # the unread rest would be read as the next answer
             raise EnvError(f"{self.url} answered with more than {MAX_ANSWER} bytes")
+        if response.length:  # a limited read does not say that the connection broke
+            raise http.client.IncompleteRead(data, response.length)
         try:
             answer = decode(data)
         except ValueError:
