@@ -155,3 +155,11 @@ def test_an_info_without_end_is_cut() -> None:
         signal.alarm(0)
         signal.signal(signal.SIGALRM, before)
     assert "turnwise_cut" in info
+
+
+@pytest.mark.parametrize("said", ["false", "", "no"])
+def test_a_success_in_words_is_refused(said: str) -> None:
+    with pytest.raises(EnvError, match="success in info is True or False"):
+        admit_result(StepResult(messages=(), reward=0.0, info={"success": said}), name="coin")
+    for flag in (True, 0, 1.0, None):
+        admit_result(StepResult(messages=(), reward=0.0, info={"success": flag}), name="coin")

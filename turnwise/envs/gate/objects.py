@@ -189,6 +189,9 @@ def admit_result(value: Any, *, name: str) -> StepResult:
     rewritten = value.rewritten
     if rewritten is not None:
         rewritten = admit_observation(rewritten, name=f"{name}: the rewritten conversation")
+    info = read_info(value.info, name=name)
+    if isinstance(info.get("success"), str):  # "false" would count as a success
+        raise EnvError(f"{name}: success in info is True or False, got {brief(info['success'])}")
     parts = cast(object, value.reward_parts)
     if type(parts) is not dict and not isinstance(parts, Mapping):
         raise EnvError(f"{name}: reward_parts is a dict, got {brief(parts)}")
@@ -207,7 +210,7 @@ def admit_result(value: Any, *, name: str) -> StepResult:
             )
         },
         state_key=_optional(value.state_key, what=f"{name}: the state key"),
-        info=read_info(value.info, name=name),
+        info=info,
         rewritten=rewritten,
         call=call,
         earlier=_read_earlier(value.earlier, name=name),
