@@ -13,7 +13,7 @@ import torch
 pytest.importorskip("verl")
 
 from verl.utils.metric import Metric
-from verl_parts import tiny_folder
+from verl_parts import run_python, tiny_folder
 
 from turnwise.algos.table import build_algorithm
 from turnwise.config.schema import Config, EnvConfig, RolloutConfig
@@ -113,6 +113,18 @@ def test_a_new_value_head_starts_at_zero_and_a_stored_one_is_kept(tmp_path: Path
     torch.nn.init.ones_(critic.score.weight)
     critic.save_pretrained(tmp_path / "critic")
     assert loaded(tmp_path / "critic").score.weight.min() == 1
+
+
+def test_a_device_is_chosen_before_anything_imports_verl() -> None:
+    code = """
+import os
+from turnwise.integrations.verl.faults.cluster import use_device
+use_device("cpu")
+from verl.plugin.platform import get_platform
+print("on", get_platform().device_name, "plugin", os.environ["VERL_USE_EXTERNAL_MODULES"])
+"""
+    outcome = run_python(code)
+    assert "on cpu plugin turnwise.integrations.verl.engines.plugin" in outcome.text, outcome.text
 
 
 def test_logprobs_in_blocks_equal_a_plain_softmax(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 # pyright: reportUnknownVariableType=false
 """Ray: finds the devices of a run, and raises if they are missing."""
 
+import importlib
 import os
 import socket
 import sys
@@ -136,6 +137,8 @@ def use_device(device: str) -> dict[str, str]:
     if device != "cpu" and os.environ.get(PLATFORM) == "cpu":
         del os.environ[PLATFORM]  # an earlier run of this process was on the CPU
     os.environ.update(environment)
+    # It loads the plugin, which needs its own parts: none of them may be the first to import verl.
+    importlib.import_module("verl")
     from turnwise.integrations.verl.engines.platform import use_platform
 
     use_platform(device)
