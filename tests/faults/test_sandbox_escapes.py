@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import venv
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -174,6 +175,27 @@ def test_none_of_the_ways_out_is_open(user: User, outside: Outside) -> None:
     assert {name: what for name, what in found.items() if what == "ESCAPED"} == {}
     assert outside.touched() == []
     assert reply["holds"].startswith("The kernel confined the code")
+
+
+@pytest.mark.parametrize("temporary", ["plain", "jörg's\\1 tab\there", "link"])
+def test_python_stays_read_only_whatever_folders_are_called(
+    temporary: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel lists mounts by their resolved, escaped paths."""
+    (tmp_path / "link").symlink_to(tmp_path)
+    (tmp_path / temporary).mkdir(exist_ok=True)
+    monkeypatch.setenv("TMPDIR", str(tmp_path / temporary))
+    own = tmp_path / "jörg's\\1 tab\tPython"
+    venv.create(own, symlinks=True)
+    own.chmod(0o777)
+    user = User(id=os.getuid(), python=str(own / "bin" / "python"))
+    code = "import sys; print(sys.prefix); open(sys.prefix + '/written', 'w')"
+    reply = json.loads(user.run("-c", RUNNER, str(TOOLS), os.devnull, text=code))
+    if "refused" in reply:
+        pytest.skip(f"this machine permits no namespaces: {reply['refused']}")
+    assert not (own / "written").exists()
+    assert reply["output"].startswith(f"{own}\n")
+    assert "Read-only file system" in reply["output"]
 
 
 def test_the_ways_are_ways(user: User, outside: Outside) -> None:

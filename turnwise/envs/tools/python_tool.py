@@ -127,7 +127,8 @@ def run_python(
             truncated=False,
             confinement={},
         )
-    base = tempfile.mkdtemp(prefix="turnwise-python-")
+    # Without links, as the kernel lists what is mounted below it.
+    base = os.path.realpath(tempfile.mkdtemp(prefix="turnwise-python-"))
     try:
         os.chmod(base, 0o711)
         work, stash = os.path.join(base, "work"), os.path.join(base, "stash")

@@ -139,12 +139,13 @@ def close_file_systems(work: str, stash: str, file_mb: int) -> bool:
             _mount("proc", f"{stash}/proc", "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC)
         inside = stash + work
         os.makedirs(inside, exist_ok=True)
-        with open("/proc/self/mountinfo") as file:
-            places = [line.split()[4].encode().decode("unicode_escape") for line in file]
+        with open("/proc/self/mountinfo", "rb") as file:
+            places = [_unescaped(line.split()[4]) for line in file]
         places = [place for place in places if f"{place}/".startswith(f"{stash}/")]
         for place in dict.fromkeys(places):
             _make_read_only(place)
-        if not all(_is_read_only(place) for place in places):
+        # Where the root itself is not among them, the list is not what was mounted.
+        if stash not in places or not all(_is_read_only(place) for place in places):
             return False
         _mount("tmpfs", inside, "tmpfs", MS_NOSUID | MS_NODEV, f"size={file_mb}m,mode=1777")
         os.chdir(stash)
@@ -174,6 +175,11 @@ def _show_system(root: str) -> None:
     for name in ("fd", "stdin", "stdout", "stderr"):
         number = {"fd": "", "stdin": "/0", "stdout": "/1", "stderr": "/2"}[name]
         os.symlink(f"/proc/self/fd{number}", f"{root}/dev/{name}")
+
+
+def _unescaped(path: bytes) -> str:
+    """A path as the kernel's list of mounts has it: in bytes, its blanks as octal numbers."""
+    return os.fsdecode(path.decode("unicode_escape").encode("latin-1"))
 
 
 def _make_read_only(place: str) -> None:
