@@ -135,6 +135,11 @@ assert subprocess.run(['./python', '-c', 'import os; assert os.geteuid() == 0'])
     "control groups": """
 os.listdir('/sys/fs/cgroup'); os.mkdir('/sys/fs/cgroup/turnwise-escape')""",
     "bpf": "syscall(number(321, 280), 0, ctypes.create_string_buffer(128), 128)",
+    # Memory that counts towards no process's limit
+    "memory of System V": "assert syscall(number(29, 194), 0, 1 << 30, 0o1600) >= 0",
+    "semaphores of System V": "assert syscall(number(64, 190), 0, 32000, 0o1600) >= 0",
+    "messages of System V": "assert syscall(number(68, 186), 0, 0o1600) >= 0",
+    "a file without a folder": "os.write(os.memfd_create('x'), b'x')",
     "limits raised": """
 import resource
 resource.setrlimit(resource.RLIMIT_NPROC, (100000, 100000))""",

@@ -63,22 +63,24 @@ CALLS = {
         0xC000003E,
         _numbers(
             _SAME
-            + """socket=41 socketpair=53 clone=56 ptrace=101 pivot_root=155 chroot=161 mount=165
-            umount2=166 swapon=167 reboot=169 init_module=175 delete_module=176 kexec_load=246
-            add_key=248 request_key=249 keyctl=250 unshare=272 perf_event_open=298
-            open_by_handle_at=304 setns=308 process_vm_readv=310 process_vm_writev=311
-            finit_module=313 kexec_file_load=320 bpf=321 userfaultfd=323"""
+            + """shmget=29 socket=41 socketpair=53 clone=56 semget=64 msgget=68 ptrace=101
+            pivot_root=155 chroot=161 mount=165 umount2=166 swapon=167 reboot=169 init_module=175
+            delete_module=176 kexec_load=246 add_key=248 request_key=249 keyctl=250 unshare=272
+            perf_event_open=298 open_by_handle_at=304 setns=308 process_vm_readv=310
+            process_vm_writev=311 finit_module=313 memfd_create=319 kexec_file_load=320 bpf=321
+            userfaultfd=323"""
         ),
     ),
     "aarch64": (
         0xC00000B7,
         _numbers(
             _SAME
-            + """socket=198 socketpair=199 clone=220 ptrace=117 pivot_root=41 chroot=51 mount=40
-            umount2=39 swapon=224 reboot=142 init_module=105 delete_module=106 kexec_load=104
-            add_key=217 request_key=218 keyctl=219 unshare=97 perf_event_open=241
-            open_by_handle_at=265 setns=268 process_vm_readv=270 process_vm_writev=271
-            finit_module=273 kexec_file_load=294 bpf=280 userfaultfd=282"""
+            + """msgget=186 semget=190 shmget=194 socket=198 socketpair=199 clone=220 ptrace=117
+            pivot_root=41 chroot=51 mount=40 umount2=39 swapon=224 reboot=142 init_module=105
+            delete_module=106 kexec_load=104 add_key=217 request_key=218 keyctl=219 unshare=97
+            perf_event_open=241 open_by_handle_at=265 setns=268 process_vm_readv=270
+            process_vm_writev=271 finit_module=273 memfd_create=279 kexec_file_load=294 bpf=280
+            userfaultfd=282"""
         ),
     ),
 }
@@ -217,8 +219,8 @@ def _closed_ancestor(path: str) -> str | None:
 def filter_calls(*, network: bool) -> bool:
     """True where the kernel now refuses calls that lead out of namespaces: sockets that are not of
     the internet (Unix, vsock, netlink), further namespaces and mounts, keys, and io_uring, which
-    makes calls without making them. `network`: sockets of the internet are left, since they lead
-    nowhere."""
+    makes calls without making them; and calls for memory that counts towards no process's limit
+    (System V, memfd). `network`: sockets of the internet are left, since they lead nowhere."""
     if not LINUX or os.uname().machine not in CALLS:
         return False
     arch, names = CALLS[os.uname().machine]
