@@ -67,6 +67,10 @@ def refused(*words: str | Path, capsys: pytest.CaptureFixture[str]) -> str:
     ["train", "--resume", "RUN"],
     ["train", "--resume", "RUN", "--dry-run"],
     ["train", "RUN/config.yaml"],
+    ["sft", "expert", "RUN/config.yaml"],
+    ["sft", "RUN"],
+    ["sweep", "RUN/config.yaml"],
+    ["serve", "RUN"],
 ])  # fmt: skip
 def test_commands_ask_before_a_runs_own_code_is_loaded(
     strange: Path, words: list[str], capsys: pytest.CaptureFixture[str]

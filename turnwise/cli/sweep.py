@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from turnwise.cli.args import TAKES_OVERRIDES, fail, split_source, told_shortly
+from turnwise.cli.args import TAKES_OVERRIDES, Trust, fail, refuse_code, split_source, told_shortly
 from turnwise.config import Config, run_config
 
 if TYPE_CHECKING:
@@ -63,13 +63,20 @@ def sweep(
         ),
     ] = None,
     folder: Annotated[Path, typer.Option("--dir", help="Folder of the runs.")] = Path("sweep"),
+    trust: Trust = False,
 ) -> None:
     """Run several seeds and settings, and print the mean of each setting with a 95 % interval, and
     its difference from the first one, paired by seed. Run again, it skips finished runs and resumes
     interrupted ones."""
+    from turnwise.envs.trust import is_run_config
+
     source, overrides = split_source(ctx.args)
     points = _points(seeds, vary or [])
-    _refuse([run_config(source, [*overrides, *settings]) for settings in _settings(points)])
+    configs = [run_config(source, [*overrides, *settings]) for settings in _settings(points)]
+    stored = Path(source or "")
+    for config in configs if is_run_config(stored) else ():
+        refuse_code(config, stored=stored, trust=trust)
+    _refuse(configs)
     failed: list[str] = []
     for number, point in enumerate(points, start=1):
         run = folder / point.name
@@ -77,7 +84,8 @@ def sweep(
             print(f"[{number}/{len(points)}] {run}: already done")
             continue
         print(f"[{number}/{len(points)}] {run}", flush=True)
-        if _train(run, source, [*overrides, *point.settings, f"seed={point.seed}"]) != 0:
+        words = [*overrides, *point.settings, f"seed={point.seed}"]
+        if _train(run, source, words, trust=trust) != 0:
             failed.append(point.name)
     print()
     _tell(folder, points)
@@ -134,9 +142,9 @@ def _is_done(run: Path) -> bool:
     return path.is_file() and not json.loads(path.read_text(encoding="utf-8")).get("stopped")
 
 
-def _train(run: Path, source: str | None, overrides: list[str]) -> int:
+def _train(run: Path, source: str | None, overrides: list[str], *, trust: bool) -> int:
     """The exit status of the run. It has its own process, so a crash or its memory ends with it."""
-    words = [sys.executable, "-m", "turnwise", "train"]
+    words = [sys.executable, "-m", "turnwise", "train", *(["--trust"] if trust else [])]
     if (run / "config.yaml").is_file():
         words += ["--resume", str(run)]
     else:

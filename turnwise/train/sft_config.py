@@ -8,6 +8,7 @@ from typing import Any
 
 from turnwise.config import Config, load_config, run_config
 from turnwise.config.load import config_path
+from turnwise.envs.trust import is_run_config
 
 
 class NoSourceError(ValueError):
@@ -39,7 +40,9 @@ def resolve(words: Words, *, embedded: bool | None = None) -> tuple[Config, Path
     if words.sources:
         overrides.append(f"sft.source={json.dumps(words.sources)}")
     if words.config is not None:
-        return run_config(words.config, overrides, embedded=embedded), None
+        place = Path() if isinstance(words.config, Mapping) else Path(words.config)
+        stored = place if is_run_config(place) else None
+        return run_config(words.config, overrides, embedded=embedded), stored
     if not any(word.lstrip("-").startswith("sft.source") for word in overrides):
         raise NoSourceError(
             "there is nothing to imitate; give a source: expert, random, a run directory, a file "
