@@ -1,5 +1,6 @@
 """A stranger's run directory runs none of his code: commands that would load it ask for --trust."""
 
+import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -204,6 +205,22 @@ def test_code_inside_a_run_is_never_known(strange: Path) -> None:
     remember(stored.read_text())
     with pytest.raises(UntrustedCodeError, match=r"env\.py"):
         refuse_foreign_code(load_config(stored), stored=stored, trust=False)
+
+
+def test_code_of_checkpoints_is_never_known(
+    strange: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stored = store(
+        strange, env={"name": "bandit"}, model={"path": "a/b", "trust_remote_code": True}
+    )
+    remember(stored.read_text())
+    model = strange / "checkpoints" / "step_000001" / "model"
+    named = {"model_type": "own", "auto_map": {"AutoConfig": "own.Own"}}
+    (model / "config.json").write_text(json.dumps(named))
+    (model / "own.py").write_text(f"open({str(strange / 'loaded')!r}, 'w').close()")
+    said = refused("eval", model.parent, capsys=capsys)
+    assert "model.trust_remote_code: code that comes with a/b" in said
+    assert not (strange / "loaded").exists()
 
 
 def test_memory_of_configs_survives_what_happens_to_it(

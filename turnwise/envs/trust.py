@@ -130,6 +130,8 @@ def _is_same(item: str, text: str) -> bool:
 
 
 def _is_inside(item: str, folder: Path) -> bool:
+    if item.startswith("model.trust_remote_code: "):
+        return True  # the models of its checkpoints name that code, and may bring it
     where = _file_of(item)
     return where.endswith(".py") and Path(where).resolve().is_relative_to(folder.resolve())
 
