@@ -91,6 +91,8 @@ def test_commands_ask_before_a_runs_own_code_is_loaded(
     ({"env": {"name": "gymnasium:Taxi", "options": {"observe": "os:system"}}}, "env.options.obs"),
     ({"env": {"name": "textarena:X", "options": {"opponent": "os:system"}}}, "env.options.opp"),
     ({"envs": {"a": {"name": "a.b:C"}}, "rollout": {"train": {"tags": ["a"]}}}, "envs.a.name: a.b"),
+    ({"rollout": {"train": {"tags": ["bandit", "a.b:C"]}}}, "rollout.train.tags.name: a.b:C"),
+    ({"rollout": {"val": {"tags": ["command:true"]}}}, "rollout.val.tags.options.command: true"),
     ({"data": {"reward": "mine:reward"}}, "data.reward: mine:reward"),
     ({"model": {"path": "a/b", "trust_remote_code": True}}, "model.trust_remote_code"),
     ({"backend": "verl", "verl": {"data.custom_cls.path": "x.py"}}, "verl.data.custom_cls.path"),

@@ -28,6 +28,10 @@ def named_code(config: Config) -> list[str]:
     found = _of_env("env", config.env)
     for tag, env in config.envs.items():
         found += _of_env(f"envs.{tag}", env)
+    for split, groups in (("train", config.rollout.train), ("val", config.rollout.val)):
+        for tag in groups.tags:
+            if tag not in config.envs:  # it is an environment's name itself
+                found += _of_env(f"rollout.{split}.tags", EnvConfig(name=tag))
     parts = {
         "data.reward": config.data.reward,
         "algo.name": config.algo.name,
