@@ -36,6 +36,7 @@ from turnwise.log.outcome import summary_json
 from turnwise.log.records import RunDirectoryError
 from turnwise.log.store import RunDirectory, RunReader
 from turnwise.train.checkpoint import CheckpointError, read_checkpoint, write_checkpoint
+from turnwise.train.sources import read_file, write_messages
 from turnwise.types import Message, ToolCall
 
 FUZZ = settings(
@@ -141,7 +142,7 @@ def refused_or_read(
         said = str(error)
     assert said is None or named in said, said
     if said is not None and lines:
-        assert re.search(r"line \d+|tells of other turns|no prompt", said), said
+        assert re.search(r"line \d+|tells of other turns|no prompt|no episode", said), said
 
 
 RUN_FILES = (
@@ -244,6 +245,39 @@ def test_prompts_and_data_sets(tmp_path: Path, content: bytes) -> None:
     refused_or_read(lambda: load_questions(str(path)), path.name, EnvError)
 
 
+CALLS = [{"id": "c", "type": "function", "function": {"name": "add", "arguments": "{}"}}]
+MESSAGES = [
+    {"role": "user", "content": "1+1?"},
+    {"role": "assistant", "content": "", "tool_calls": CALLS},
+    {"role": "tool", "content": "2", "tool_call_id": "c", "name": "add"},
+    {"role": "assistant", "content": "2", "weight": 1},
+]
+TOOLS = [{"type": "function", "function": {"name": "add", "parameters": {}}}]
+DEMONSTRATIONS = json.dumps(
+    {"messages": MESSAGES, "tools": TOOLS, "reward": 1.0, "success": True, "task": "t"}
+)
+
+
+@FUZZ
+@given(content=broken(f"{DEMONSTRATIONS}\n{DEMONSTRATIONS}\n".encode()))
+def test_demonstrations(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "said.jsonl"
+    path.write_bytes(content)
+
+    def learn() -> None:
+        write_messages(tmp_path / "again.jsonl", read_file(path))
+
+    refused_or_read(learn, path.name, ValueError, lines=True)
+
+
+@pytest.mark.parametrize("tools", ["add", [5], [None]])
+def test_tools_of_demonstrations_are_objects(tools: Any, tmp_path: Path) -> None:
+    path = tmp_path / "said.jsonl"
+    path.write_text(json.dumps({"messages": MESSAGES, "tools": tools}) + "\n")
+    with pytest.raises(ValueError, match=r"said\.jsonl, line 1 .*tools"):
+        read_file(path)
+
+
 @FUZZ
 @given(data=st.data(), name=st.sampled_from(["manifest.json", "state.json", "trainer.safetensors"]))
 def test_checkpoints(tmp_path: Path, data: st.DataObject, name: str) -> None:
@@ -328,6 +362,8 @@ def test_commands_refuse_broken_files(kind: str, whole_run: Path, tmp_path: Path
     episodes = path / "episodes" / "step_000001.jsonl"
     episodes.write_bytes(BROKEN[kind])
     status, said = command("replay", str(episodes))
+    assert (status, "step_000001.jsonl, line 1" in said) == (2, True), said
+    status, said = command("sft", str(path), "--write", str(tmp_path / "x.jsonl"))
     assert (status, "step_000001.jsonl, line 1" in said) == (2, True), said
     checkpoint = path / "checkpoints" / "step_000001"
     checkpoint.mkdir()

@@ -109,12 +109,13 @@ def _is_stored(word: str) -> bool:
 
 def _write(config: Config, path: Path) -> None:
     from turnwise.envs.base import EnvError
+    from turnwise.log.records import RunDirectoryError
     from turnwise.train.setup import choose_setting
     from turnwise.train.sources import collect, write_messages
 
     if not path.name.endswith((".jsonl", ".jsonl.gz")):
         fail(f"--write names a file .jsonl or .jsonl.gz, got {path}")
-    with told_shortly((ValueError, OSError), (EnvError,)):
+    with told_shortly((RunDirectoryError, ValueError, OSError), (EnvError,)):
         setting = choose_setting(config)
         found = collect(setting.config, factories=setting.factories, say=print)
         count = write_messages(path, found)

@@ -19,7 +19,7 @@ from turnwise.evaluate.player_names import KINDS, load_player
 from turnwise.evaluate.players import NO_TOKENS, Player, player_proxy, reply_text
 from turnwise.json_lines import FileError, read_json_lines
 from turnwise.log.export import conversations
-from turnwise.log.records import obj
+from turnwise.log.records import checked, obj
 from turnwise.log.store import RunReader, read_episode
 from turnwise.procs.threads import SideThread
 from turnwise.rollout.plan import EpisodePlan, env_configs, task_of_seed, turn_limit
@@ -300,7 +300,7 @@ def from_messages(row: Mapping[str, Json], *, name: str) -> Episode:
     if type(reward) not in (int, float):
         raise ValueError(f"reward is a number, got {reward!r:.40}")
     last = len(said) - 1
-    return Episode(
+    episode = Episode(
         id=name,
         task=Task(id=str(row.get("task", name)), seed=0),
         group_id=0,
@@ -325,6 +325,7 @@ def from_messages(row: Mapping[str, Json], *, name: str) -> Episode:
         ),
         status=Status.COMPLETED,
     )
+    return checked(episode)
 
 
 def _message(data: Mapping[str, Any], *, number: int) -> Message:
