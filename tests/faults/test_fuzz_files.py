@@ -385,6 +385,14 @@ def test_commands_refuse_broken_files(kind: str, whole_run: Path, tmp_path: Path
         assert "config" in said
 
 
+@pytest.mark.parametrize("kind", ["not text", "not JSON", "another shape", "deep"])
+def test_a_sweep_refuses_a_broken_summary(kind: str, whole_run: Path, tmp_path: Path) -> None:
+    shutil.copytree(whole_run, tmp_path / "run-s0")
+    (tmp_path / "run-s0" / "summary.json").write_bytes(BROKEN[kind])
+    status, said = command("sweep", "bandit", "--seeds", "1", "--dir", str(tmp_path))
+    assert (status, "summary.json" in said) == (2, True), said
+
+
 def test_an_environment_says_which_line_of_its_data_is_broken(tmp_path: Path) -> None:
     path = tmp_path / "questions.jsonl"
     path.write_bytes(ROWS + b"{broken\n")

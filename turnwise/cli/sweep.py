@@ -138,8 +138,11 @@ def _points(seeds: str, vary: Sequence[str]) -> list[Point]:
 
 def _is_done(run: Path) -> bool:
     """True if the run finished. A run stopped by a signal has a summary too."""
-    path = run / "summary.json"
-    return path.is_file() and not json.loads(path.read_text(encoding="utf-8")).get("stopped")
+    from turnwise.log.records import RunDirectoryError
+    from turnwise.log.store import RunReader
+
+    with told_shortly((RunDirectoryError,)):
+        return (run / "summary.json").is_file() and not RunReader(run).summary().get("stopped")
 
 
 def _train(run: Path, source: str | None, overrides: list[str], *, trust: bool) -> int:
@@ -165,7 +168,7 @@ def _tell(folder: Path, points: Sequence[Point]) -> None:
             point.seed: summary["after"]
             for point in mine
             if _is_done(folder / point.name)
-            and (summary := RunReader(folder / point.name).summary())["after"]
+            and (summary := RunReader(folder / point.name).summary()).get("after")
         }
         row: dict[str, object] = {"setting": label, "runs": len(after)}
         told: list[str] = []
