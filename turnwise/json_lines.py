@@ -34,15 +34,12 @@ def parse_json(text: str | bytes) -> Any:
 
 
 def read_text(path: Path) -> str:
-    """The text of a UTF-8 file.
+    """The text of a UTF-8 file. A file whose name ends in .gz is unpacked.
 
     Raises:
         FileError: it cannot be opened, or is not UTF-8; names the line.
     """
-    try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise FileError(f"{path} cannot be read: {error.strerror or error}") from None
+    data = _content(path)
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -73,13 +70,7 @@ def read_json_lines(
     Raises:
         FileError: a line is no JSON, or not of the shape that `read` takes; names the line.
     """
-    try:
-        content = path.read_bytes()
-        lines = (gzip.decompress(content) if path.suffix == ".gz" else content).split(b"\n")
-    except OSError as error:
-        raise FileError(f"{path} cannot be read: {error.strerror or error}") from None
-    except (EOFError, zlib.error) as error:
-        raise FileError(f"{path} cannot be unpacked: {error}") from None
+    lines = _content(path).split(b"\n")
     for number, line in enumerate(lines[:-1] if torn else lines, start=1):
         if not line.strip():
             continue
@@ -87,6 +78,16 @@ def read_json_lines(
             yield number, read(parse_json(line.decode("utf-8")))
         except UNREADABLE as error:
             raise FileError(f"{path}, line {number} cannot be read: {_why(error)}") from error
+
+
+def _content(path: Path) -> bytes:
+    try:
+        content = path.read_bytes()
+        return gzip.decompress(content) if path.suffix == ".gz" else content
+    except OSError as error:
+        raise FileError(f"{path} cannot be read: {error.strerror or error}") from None
+    except (EOFError, zlib.error) as error:
+        raise FileError(f"{path} cannot be unpacked: {error}") from None
 
 
 def _refuse(name: str) -> NoReturn:

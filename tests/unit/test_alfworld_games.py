@@ -7,6 +7,7 @@ import random
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -148,8 +149,9 @@ def test_check_games_counts_and_explains(tmp_path: Path) -> None:
     ("line", "message"),
     [
         ("{", "line 2"),
-        ("[1]", "line 2: a game's row is a JSON object"),
-        ('{"split": "train"}', "line 2: a game's row has the fields"),
+        ("[" * 100_000, "line 2 .*deep"),
+        ("[1]", "line 2 cannot be read: a game's row is a JSON object"),
+        ('{"split": "train"}', "line 2 cannot be read: a game's row has the fields"),
         (
             '{"split":"a","task":"b","trial":"c","task_type":"fly","pddl_params":{},"pddl_problem":""}',
             "task_type is one of",
@@ -161,6 +163,19 @@ def test_bad_rows_are_named(tmp_path: Path, line: str, message: str) -> None:
     file.write_text(json.dumps(made(1)[0].to_row()) + "\n" + line + "\n", encoding="utf-8")
     with pytest.raises(ValueError, match=message):
         load_games(file)
+
+
+@pytest.mark.parametrize("read", [load_games, load_plans])
+@pytest.mark.parametrize("content", [b"\xff\n", b"[" * 100_000, b'{"1": [2]}\n', b"[5]\n"])
+@pytest.mark.parametrize("packed", ["plain", "packed", "torn"])
+def test_broken_files_are_named(
+    tmp_path: Path, read: Callable[[Path], object], content: bytes, packed: str
+) -> None:
+    file = tmp_path / ("data.json" if packed == "plain" else "data.json.gz")
+    whole = content if packed == "plain" else gzip.compress(content)
+    file.write_bytes(whole[:-9] + b"\xff" if packed == "torn" else whole)
+    with pytest.raises(ValueError, match=re.escape(file.name)):
+        read(file)
 
 
 def test_files_that_are_missing_empty_or_double_are_refused(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """WebShop: pages, goals, splits, the reward formula, and products that cannot be sold."""
 
+import gzip
 import json
 import os
 import random
@@ -333,6 +334,8 @@ def test_bad_files_are_refused(tmp_path: Path) -> None:
         WebShopEnv(products=file)
     for content, message in (
         (b"{", "line 1 is not JSON"),
+        (b'{"asin": ' + b"9" * 5000 + b"}", "line 1 is not JSON"),
+        (gzip.compress(b"[]" * 1000)[:20] + b"\xff" * 9, "UTF-8 text, or gzip"),
         (b"[]", "at least one product"),
         (b"\xff\xfe", "UTF-8"),
     ):

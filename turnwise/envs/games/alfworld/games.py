@@ -6,13 +6,14 @@ import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, Literal, cast
 
 from turnwise.envs.games.alfworld.engine import PlainEngine
 from turnwise.envs.games.alfworld.pddl import parse_problem
 from turnwise.envs.games.alfworld.world import World, build_world
+from turnwise.json_lines import read_json, read_json_lines, read_text
 
 TaskText = Literal["template", "human"]
 
@@ -181,11 +182,7 @@ def load_games(path: str | Path) -> tuple[Game, ...]:
             f"there is none at {source}"
         )
     games: dict[str, Game] = {}
-    for where, row in _folder_rows(source) if source.is_dir() else _file_rows(source):
-        try:
-            game = Game.from_row(json.loads(row) if isinstance(row, str) else row)
-        except (ValueError, KeyError, TypeError) as error:
-            raise ValueError(f"{where}: {error}") from error
+    for where, game in _folder_games(source) if source.is_dir() else _file_games(source):
         if game.id in games:
             raise ValueError(f"{where}: games have different ids, {game.id!r} is there twice")
         games[game.id] = game
@@ -194,49 +191,42 @@ def load_games(path: str | Path) -> tuple[Game, ...]:
     return tuple(games.values())
 
 
-def _file_rows(file: Path) -> Iterator[tuple[str, str]]:
-    with (
-        gzip.open(file, "rt", encoding="utf-8")
-        if file.suffix == ".gz"
-        else file.open(encoding="utf-8") as lines
-    ):
-        for number, line in enumerate(lines, start=1):
-            if line.strip():
-                yield f"{file}, line {number}", line
+def _file_games(file: Path) -> Iterator[tuple[str, Game]]:
+    for number, game in read_json_lines(file, Game.from_row):
+        yield f"{file}, line {number}", game
 
 
-def _folder_rows(folder: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """One row per folder SPLIT/TASK/TRIAL that holds a game, without the tasks that ALFWorld leaves
-    out."""
+def _folder_games(folder: Path) -> Iterator[tuple[str, Game]]:
+    """The game of each folder SPLIT/TASK/TRIAL that holds one, without the tasks that ALFWorld
+    leaves out."""
     for file in sorted(folder.glob("**/traj_data.json")):
         trial = file.parent
         game_file, problem_file = trial / "game.tw-pddl", trial / "initial_state.pddl"
         left_out = "movable" in trial.parent.name or "Sliced" in trial.parent.name
         if left_out or not (game_file.is_file() or problem_file.is_file()):
             continue
-        about = json.loads(file.read_text(encoding="utf-8"))
-        game: dict[str, Any] = (
-            json.loads(game_file.read_text(encoding="utf-8")) if game_file.is_file() else {}
-        )
+        game = read_json(game_file, dict[str, Any]) if game_file.is_file() else {}
         if game.get("solvable") is False:
             continue
-        yield (
-            str(file),
-            {
-                "split": trial.parent.parent.name,
-                "task": trial.parent.name,
-                "trial": trial.name,
-                "task_type": about["task_type"],
-                "pddl_params": about["pddl_params"],
-                "scene": about.get("scene"),
-                "human_task_descs": [
-                    note["task_desc"] for note in about.get("turk_annotations", {}).get("anns", ())
-                ],
-                "pddl_problem": game.get("pddl_problem")
-                or problem_file.read_text(encoding="utf-8"),
-                "walkthrough": game.get("walkthrough"),
-            },
-        )
+        yield str(file), read_json(file, partial(_game_of, trial=trial, played=game))
+
+
+def _game_of(about: Mapping[str, Any], *, trial: Path, played: Mapping[str, Any]) -> Game:
+    notes = about.get("turk_annotations", {}).get("anns", ())
+    problem = played.get("pddl_problem") or read_text(trial / "initial_state.pddl")
+    return Game.from_row(
+        {
+            "split": trial.parent.parent.name,
+            "task": trial.parent.name,
+            "trial": trial.name,
+            "task_type": about["task_type"],
+            "pddl_params": about["pddl_params"],
+            "scene": about.get("scene"),
+            "human_task_descs": [note["task_desc"] for note in notes],
+            "pddl_problem": problem,
+            "walkthrough": played.get("walkthrough"),
+        }
+    )
 
 
 def save_games(path: str | Path, *, games: Iterable[Game]) -> None:

@@ -1,14 +1,13 @@
 """Types of household objects, their possible places, and a few floor plans to play on when no
 others are given."""
 
-import gzip
-import json
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
+from turnwise.json_lines import read_json
 from turnwise.seeding import derive_seed
 
 FOOD = frozenset({"Apple", "Bread", "Egg", "Lettuce", "Potato", "Tomato"})
@@ -196,12 +195,10 @@ def load_plans(path: str | Path) -> tuple[FloorPlan, ...]:
         raise FileNotFoundError(
             f"floor plans are read from a JSON file (.json or .json.gz), there is none at {file}"
         )
-    with (
-        gzip.open(file, "rt", encoding="utf-8")
-        if file.suffix == ".gz"
-        else file.open(encoding="utf-8") as text
-    ):
-        data = cast(Mapping[str, Mapping[str, Any]], json.load(text))
+    return read_json(file, _plans)
+
+
+def _plans(data: Mapping[str, Mapping[str, Any]]) -> tuple[FloorPlan, ...]:
     seen: Counter[int] = Counter()
     plans: list[FloorPlan] = []
     for number in sorted(data, key=int):

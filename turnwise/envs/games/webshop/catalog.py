@@ -4,6 +4,7 @@ field."""
 import gzip
 import json
 import re
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -202,14 +203,14 @@ def _read_text(path: Path) -> str:
         if data[:2] == b"\x1f\x8b":
             data = gzip.decompress(data)
         return data.decode("utf-8")
-    except (OSError, EOFError, UnicodeDecodeError) as error:
+    except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
         raise ProductError(f"{path} is UTF-8 text, or gzip of it: {error}") from error
 
 
 def _parse(text: str, path: Path, *, line: int | None = None) -> Any:
     try:
         return json.loads(text)
-    except (json.JSONDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         where = f", line {line}" if line else ""
         raise ProductError(f"{path}{where} is not JSON: {error}") from error
 

@@ -1,7 +1,6 @@
 """A shop: its products, their prices, the goals, and the search. Loaded once and shared by all
 environments."""
 
-import json
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from turnwise.envs.games.webshop.goals import (
     split_goals,
 )
 from turnwise.envs.tools.bm25 import BM25Index
+from turnwise.json_lines import read_json
 
 MAX_RESULTS = 50
 SAMPLE = Path(__file__).with_name("sample_products.json")
@@ -104,7 +104,7 @@ def _one_of(folder: Path, *prefixes: str, optional: bool = False) -> Path | None
 
 
 def _read_nouns(path: Path) -> dict[str, list[str]]:
-    loaded: Any = json.loads(path.read_text(encoding="utf-8"))
+    loaded: Any = read_json(path, lambda data: data)
     if not isinstance(loaded, dict) or not all(
         isinstance(words, list) for words in cast(dict[str, Any], loaded).values()
     ):
