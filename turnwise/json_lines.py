@@ -81,6 +81,8 @@ def read_json_lines(
 
 
 def _content(path: Path) -> bytes:
+    if path.is_fifo():  # opening it would wait for a writer
+        raise FileError(f"{path} cannot be read: it is a pipe")
     try:
         content = path.read_bytes()
         return gzip.decompress(content) if path.suffix == ".gz" else content

@@ -4,6 +4,7 @@ no command ends in a traceback."""
 import contextlib
 import io
 import json
+import os
 import re
 import shutil
 import sys
@@ -383,6 +384,26 @@ def test_commands_refuse_broken_files(kind: str, whole_run: Path, tmp_path: Path
         status, said = command(*words)
         assert status == 2, (words, said)
         assert "config" in said
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "lock",
+        "metrics.jsonl",
+        "episodes/step_000002.jsonl",
+        "checkpoints/step_000001/manifest.json",
+    ],
+)
+def test_a_pipe_among_the_files_holds_nobody_up(name: str, whole_run: Path, tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    shutil.copytree(whole_run, path)
+    (path / name).parent.mkdir(exist_ok=True)
+    (path / name).unlink(missing_ok=True)
+    os.mkfifo(path / name)
+    for words in (("watch", "--once"), ("doctor",), ("push", str(tmp_path / "model"))):
+        status, said = command(words[0], str(path), *words[1:])
+        assert status in (0, 1, 2), said
 
 
 @pytest.mark.parametrize("kind", ["not text", "not JSON", "another shape", "deep"])

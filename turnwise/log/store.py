@@ -595,6 +595,8 @@ def _taken(file: TextIO) -> bool:
 
 def has_writer(path: Path) -> bool | None:
     """Whether a process writes this run directory now; None where that cannot be found out."""
+    if (path / "lock").is_fifo():  # opening it would wait for a writer
+        return None
     try:
         with (path / "lock").open("rb") as file:
             return is_locked(file)

@@ -41,6 +41,8 @@ class Tail:
     def new_lines(self) -> list[tuple[int, bytes]] | None:
         """(number, line) of every line since the last look; None where the file was cut or
         replaced, so that everything is read again."""
+        if self.path.is_fifo():  # opening it would wait for a writer
+            return []
         try:
             with self.path.open("rb") as file:
                 size = os.fstat(file.fileno()).st_size
@@ -229,6 +231,8 @@ def last_line(path: Path) -> bytes:
     Raises:
         ValueError: there is none, or it is longer than anything that is shown.
     """
+    if path.is_fifo():
+        raise ValueError("it is a pipe")
     with path.open("rb") as file:
         end = file.seek(0, os.SEEK_END)
         found = b""
