@@ -1,5 +1,7 @@
 """Where programs run: worker processes, other machines, and what their deaths cost."""
 
+import contextlib
+import json
 import os
 import signal
 import socket
@@ -8,7 +10,7 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from http.server import BaseHTTPRequestHandler, HTTPServer
+from http.server import BaseHTTPRequestHandler, HTTPServer, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -219,6 +221,58 @@ def test_programs_run_on_other_machines(elsewhere: tuple[str, str]) -> None:
     finally:
         first.send_signal(signal.SIGTERM)
         first.communicate()
+
+
+class OneJob(BaseHTTPRequestHandler):
+    """An endpoint that has a single task."""
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        jobs: list[dict[str, Any]] = self.server.jobs  # pyright: ignore[reportAttributeAccessIssue]
+        answer = json.dumps(jobs.pop() if self.path.endswith("/next") and jobs else {}).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(answer)))
+        self.end_headers()
+        self.wfile.write(answer)
+
+    def log_message(self, *_: object) -> None:
+        """Nothing is said."""
+
+
+def test_a_worker_that_is_stopped_takes_its_commands_with_it(tmp_path: Path) -> None:
+    task = Task(id="t", seed=1).to_json()
+    server = ThreadingHTTPServer(("127.0.0.1", 0), OneJob)
+    server.jobs = [{"token": "t", "task": task, "base_url": "http://127.0.0.1:1"}]  # pyright: ignore[reportAttributeAccessIssue]
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    url, program = f"http://127.0.0.1:{server.server_port}", "command:sleep 1000; true"
+    working = subprocess.Popen(
+        [sys.executable, "-m", "turnwise", "work", url, program, "--slots", "1"],
+        cwd=tmp_path,
+        env={**os.environ, "TURNWISE_TOKEN": "a secret"},
+    )
+    family: list[psutil.Process] = []
+    try:
+        while not family:
+            time.sleep(0.05)
+            family = psutil.Process(working.pid).children(recursive=True)
+    finally:
+        working.send_signal(signal.SIGTERM)
+        working.wait()
+        server.shutdown()
+        server.server_close()
+    left = [process for process in family if is_alive(process)]
+    for process in left:
+        process.kill()
+    assert left == []
+
+
+def is_alive(process: psutil.Process) -> bool:
+    """Whether it still does anything: a process that was killed may not have been waited for."""
+    with contextlib.suppress(psutil.NoSuchProcess, psutil.TimeoutExpired):
+        process.wait(5)
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return process.status() != psutil.STATUS_ZOMBIE
+    return False
 
 
 def test_serve_policy_trains_for_workers(elsewhere: tuple[str, str], tmp_path: Path) -> None:

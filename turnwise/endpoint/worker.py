@@ -76,6 +76,7 @@ class Worker:
         self._program, self._slots = program, slots
         self._stopping = threading.Event()
         self._active: dict[str, float | None] = {}  # token -> since when it is over
+        self._commands: set[subprocess.Popen[str]] = set()
         self._lock = threading.Lock()
         self._threads = 0
         self._told = threading.Lock()
@@ -98,7 +99,11 @@ class Worker:
         self._stopping.wait()
 
     def stop(self) -> None:
-        self._stopping.set()
+        """Takes no more tasks, and ends the commands that run."""
+        with self._lock:
+            for process in self._commands:
+                _kill_group(process)
+            self._stopping.set()
 
     def _give_up(self, error: Gone) -> None:
         self.refused = self.refused or isinstance(error, Refused)
@@ -161,16 +166,20 @@ class Worker:
             "TURNWISE_TASK": json.dumps(task.to_json()),
         }
         environment.pop(TOKEN, None)
-        process = subprocess.Popen(
-            ["/bin/sh", "-c", command],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            env=environment,
-            start_new_session=True,
-            text=True,
-            errors="replace",
-        )
+        with self._lock:
+            if self._stopping.is_set():
+                return {"error": "the worker has ended"}
+            process = subprocess.Popen(
+                ["/bin/sh", "-c", command],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                env=environment,
+                start_new_session=True,
+                text=True,
+                errors="replace",
+            )
+            self._commands.add(process)
         kept: list[str] = ["", ""]
 
         def drain(place: int, stream: Any) -> None:
@@ -192,8 +201,9 @@ class Worker:
                 if since is not None and time.monotonic() - since > GRACE:
                     return {"error": "the command went on when its episode was over"}
         finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
+            with self._lock:
+                self._commands.remove(process)
+                _kill_group(process)
             process.wait()
             for reader in readers:
                 reader.join(1.0)
@@ -226,6 +236,11 @@ class Worker:
                         "a program goes on though its episode is over; its thread is lost"
                     )
                     self._start_thread()
+
+
+def _kill_group(process: "subprocess.Popen[str]") -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
 
 
 def _reach_directly(url: str) -> None:
