@@ -15,7 +15,7 @@ from typing import Any
 from turnwise.algos.algorithm import Algorithm
 from turnwise.config.base import run_config
 from turnwise.config.schema import Config
-from turnwise.envs.trust import refuse_foreign_code
+from turnwise.envs.trust import is_run_config, refuse_foreign_code
 from turnwise.evaluate.evaluation import EvalResult, PolicyPlayer
 from turnwise.evaluate.evaluation import evaluate as evaluate_player
 from turnwise.evaluate.player_names import KINDS, load_player
@@ -68,7 +68,7 @@ def train(
         overrides: settings by dotted key, such as {"train.steps": 20}.
         resume: a run directory to go on with, from its last checkpoint.
         quiet: nothing on the console.
-        trust: load the code that the config of a resumed run names, even if another user made it.
+        trust: load the code that a run's own config names, even if another user made it.
 
     Raises:
         ValueError: settings contradict each other, or a part of yours failed its check.
@@ -87,8 +87,11 @@ def train(
     if resume is not None and source is None:
         source = Path(resume) / "config.yaml"
     resolved = _config(source, {**settings, **(overrides or {})})
-    if resume is not None:
-        refuse_foreign_code(resolved, stored=Path(resume) / "config.yaml", trust=trust)
+    stored = Path(resume) / "config.yaml" if resume is not None else None
+    if stored is None and isinstance(source, str | os.PathLike) and is_run_config(Path(source)):
+        stored = Path(source)
+    if stored is not None:
+        refuse_foreign_code(resolved, stored=stored, trust=trust)
     return run.train(
         resolved,
         resume=None if resume is None else Path(resume),

@@ -356,7 +356,13 @@ def test_a_strangers_parts_are_named_and_not_loaded(tmp_path: Path) -> None:
     }
     text = turnwise.show_config(turnwise.load_config(tree))
     (run / "config.yaml").write_text(text)
-    for call in (turnwise.evaluate, lambda path: turnwise.train(resume=path)):
+    calls = (
+        turnwise.evaluate,
+        lambda path: turnwise.train(resume=path),
+        lambda path: turnwise.train(config=path / "config.yaml"),
+        lambda path: turnwise.sft("expert", config=path / "config.yaml"),
+    )
+    for call in calls:
         with pytest.raises(ValueError, match="names code that would be loaded") as refused:
             call(run)
         for name in "abcDeF":

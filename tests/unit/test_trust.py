@@ -93,6 +93,7 @@ def test_commands_ask_before_a_runs_own_code_is_loaded(
     ({"envs": {"a": {"name": "a.b:C"}}, "rollout": {"train": {"tags": ["a"]}}}, "envs.a.name: a.b"),
     ({"rollout": {"train": {"tags": ["bandit", "a.b:C"]}}}, "rollout.train.tags.name: a.b:C"),
     ({"rollout": {"val": {"tags": ["command:true"]}}}, "rollout.val.tags.options.command: true"),
+    ({"env": {"name": "http://127.0.0.1:9"}}, "env.options.url: http://127.0.0.1:9"),
     ({"data": {"reward": "mine:reward"}}, "data.reward: mine:reward"),
     ({"model": {"path": "a/b", "trust_remote_code": True}}, "model.trust_remote_code"),
     ({"backend": "verl", "verl": {"data.custom_cls.path": "x.py"}}, "verl.data.custom_cls.path"),
@@ -108,9 +109,7 @@ def test_every_way_of_naming_code_is_seen(
     refuse_foreign_code(load_config(stored), stored=stored, trust=True)
 
 
-@pytest.mark.parametrize(
-    "name", ["bandit", "FrozenLake", "gymnasium:Taxi-v3", "gem:game:X-v0", "http://127.0.0.1:1"]
-)
+@pytest.mark.parametrize("name", ["bandit", "FrozenLake", "gymnasium:Taxi-v3", "gem:game:X-v0"])
 def test_what_comes_with_turnwise_needs_no_flag(strange: Path, name: str) -> None:
     stored = store(strange, env={"name": name})
     assert named_code(load_config(stored)) == []

@@ -56,7 +56,7 @@ class EnvSpec:
     selects: str | None = None
     """For a row with many environments: the option that selects one, which NAME:TEXT sets."""
     loads: tuple[str, ...] = ()
-    """Options that may name code, as module:name."""
+    """Options that may name code, as module:name, or a server that gets the user's token."""
     given: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """Options that the name sets."""
 
@@ -210,6 +210,7 @@ _BUILT_IN: tuple[EnvSpec, ...] = (
         target="turnwise.serve.client:RemoteEnv",
         summary="An environment that `turnwise serve-env` serves, such as http://host:8765.",
         selects="url",
+        loads=("url",),
     ),
 )
 

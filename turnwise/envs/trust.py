@@ -17,7 +17,8 @@ class UntrustedCodeError(ValueError):
 
 
 def named_code(config: Config) -> list[str]:
-    """The code that a run of this config would load besides turnwise's own.
+    """The code that a run of this config would load besides turnwise's own, and the servers that
+    would get the user's token or key.
 
     Example:
         >>> named_code(Config())

@@ -123,9 +123,10 @@ def refuse_code(config: Config, named: Sequence[str]) -> None:
             f"--env {name}`",
             status=403,
         )
-    found = [item for item in named_code(config) if item != f"env.name: {name}"]
-    if name not in named and f"env.name: {name}" in named_code(config):
-        found.append(f"env.name: {name} (allow it with `turnwise inspect --env {name}`)")
+    of_name = named_code(Config(env=EnvConfig(name=name)))
+    found = [item for item in named_code(config) if item not in of_name]
+    if name not in named:
+        found += [f"{item} (allow it with `turnwise inspect --env {name}`)" for item in of_name]
     if found:
         raise InspectError(
             f"code that a run or a page names is not loaded: {'; '.join(found)}", status=403
