@@ -51,9 +51,8 @@ def wait_for(condition: Callable[[], bool], seconds: float = 600.0) -> bool:
 
 
 def trained(folder: Path) -> int:
-    """Steps that are written."""
-    path = folder / "run" / "metrics.jsonl"
-    return path.read_bytes().count(b"\n") if path.is_file() else 0
+    """Steps that are written, by all runs of the folder."""
+    return sum(path.read_bytes().count(b"\n") for path in folder.glob("*/metrics.jsonl"))
 
 
 def gone(process: psutil.Process) -> bool:
@@ -112,3 +111,27 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_result(tmp_path: Path) -> No
     other.mkdir()
     assert start(other, steps=4).wait(600) == 0
     assert contents(tmp_path / "run") == contents(other / "run")
+
+
+def test_a_sweep_that_is_ended_stops_its_run(tmp_path: Path) -> None:
+    config = config_for(tmp_path, steps=100_000)
+    file = tmp_path / "config.yaml"
+    file.write_text(show_config(config))
+    command = [sys.executable, "-m", "turnwise", "sweep", str(file), "--dir", str(tmp_path / "all")]
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    sweep = subprocess.Popen(command, stdout=subprocess.DEVNULL, process_group=0, env=env)
+    runs = tmp_path / "all"
+    family: list[psutil.Process] = []
+    try:
+        assert wait_for(lambda: trained(runs) >= 2 or sweep.poll() is not None)
+        family = family_of(sweep.pid)
+        sweep.terminate()
+        assert sweep.wait(600) == 128 + signal.SIGTERM
+        assert wait_for(lambda: all(gone(process) for process in family))
+    finally:
+        for process in (sweep, *family):
+            if not (isinstance(process, psutil.Process) and gone(process)):
+                process.kill()
+        sweep.wait()
+    assert [path.name for path in runs.glob("*/summary.json")] == ["summary.json"]
+    assert len(list(runs.iterdir())) == 1, "the next run was started"

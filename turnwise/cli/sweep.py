@@ -3,6 +3,7 @@ continues."""
 
 import itertools
 import json
+import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -153,7 +154,29 @@ def _train(run: Path, source: str | None, overrides: list[str], *, trust: bool) 
     else:
         words += [*([source] if source else []), *overrides]
         words += [f"log.dir={json.dumps(str(run.parent))}", f"log.name={json.dumps(run.name)}"]
-    return subprocess.run(words, check=False).returncode
+    told: list[int] = []
+    children: list[subprocess.Popen[bytes]] = []
+
+    def tell() -> None:
+        for child in children:
+            if signal.SIGTERM in told:  # Ctrl-C reaches the run through the terminal
+                child.terminate()
+
+    def hear(number: int, frame: object) -> None:
+        told.append(number)
+        tell()
+
+    before = {number: signal.signal(number, hear) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        children.append(subprocess.Popen(words))
+        tell()  # what came before the child was known
+        status = children[0].wait()  # a run that is stopped writes a checkpoint first
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    if told:
+        raise SystemExit(128 + told[0])
+    return status
 
 
 def _tell(folder: Path, points: Sequence[Point]) -> None:
