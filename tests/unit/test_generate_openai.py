@@ -161,7 +161,7 @@ def test_an_answer_of_another_shape_is_an_error(server: Server, answer: Any):
 def test_an_endless_answer_is_given_up(server: Server, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("turnwise.generate.openai.MAX_ANSWER", 1000)
     server.answers = [(200, {}, said("hi" * 1000))]
-    with pytest.raises(GeneratorError, match="answered more than 1000 bytes"):
+    with pytest.raises(GeneratorError, match="answered with more than 1000 bytes"):
         ask(server.client())
 
 

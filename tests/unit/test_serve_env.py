@@ -5,6 +5,7 @@ import asyncio
 import contextlib
 import gc
 import http.client
+import http.server
 import json
 import os
 import signal
@@ -284,6 +285,66 @@ class Cutter:
 
     def close(self) -> None:
         self._listener.close()
+
+
+class Dripper(http.server.BaseHTTPRequestHandler):
+    """A server of one session that answers a heartbeat for as long as the test lasts."""
+
+    over = threading.Event()
+
+    def do_GET(self) -> None:
+        self._say(b'{"name": "drip", "max_sessions": 1, "max_turns": null}')
+
+    def do_POST(self) -> None:
+        if not self.path.endswith("/heartbeat"):
+            return self._say(b'{"idle_timeout": 0.2}')
+        self.send_response(200)
+        self.send_header("Content-Length", "1000000")
+        self.end_headers()
+        while not self.over.wait(0.1):
+            with contextlib.suppress(OSError):
+                self.wfile.write(b" ")
+
+    def _say(self, body: bytes) -> None:
+        self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.mark.parametrize("ending", ["dead", "dripping"])
+def test_a_server_that_fails_holds_up_no_other_servers_heartbeats(
+    ending: str, lake: EnvServer
+) -> None:
+    if ending == "dead":
+        with EnvServer(SHORT, INLINE, idle_timeout=0.4) as server:
+            bad = RemoteEnv(server.url)
+            bad.reset(bad.make_task(0, "train"))
+    else:
+        Dripper.over.clear()
+        other = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Dripper)
+        threading.Thread(target=other.serve_forever, daemon=True).start()
+        bad = RemoteEnv(f"http://127.0.0.1:{other.server_port}")
+        bad._open()
+    try:
+        before = bad._beaten
+        assert until(lambda: bad._beaten > before), "no heartbeat was tried"
+        remote = RemoteEnv(lake.url)
+        remote.reset(remote.make_task(0, "train"))
+        for _ in range(3):
+            last = remote._beaten
+            assert until(lambda last=last: remote._beaten > last, seconds=60.0)
+        remote.step(Message(role="assistant", content="<answer>Up</answer>"))
+        remote.close()
+    finally:
+        Dripper.over.set()
+        if ending == "dripping":
+            other.shutdown()
+            other.server_close()
 
 
 @pytest.mark.parametrize("kept", [0, -5])

@@ -8,12 +8,14 @@ import asyncio
 import http.client
 import json
 import random
+import time
 import urllib.parse
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
 from turnwise.generate.base import ContextOverflowError, GeneratorError, Sampling
+from turnwise.procs.answers import LongAnswerError, read_body
 from turnwise.types import Json, Message
 
 MAX_ANSWER = 16 << 20
@@ -207,16 +209,15 @@ class ChatClient:
                 "POST", f"{self._url.path.rstrip('/')}/chat/completions", body=body, headers=headers
             )
             response = connection.getresponse()
-            data = response.read(MAX_ANSWER + 1)
-            if len(data) > MAX_ANSWER:
-                raise GeneratorError(f"{self._where()} answered more than {MAX_ANSWER} bytes")
-            if response.length:  # a limited read does not say that the connection broke
-                raise http.client.IncompleteRead(data, response.length)
+            deadline = time.monotonic() + self._timeout
+            data = read_body(response, limit=MAX_ANSWER, deadline=deadline)
             return (
                 response.status,
                 dict(response.getheaders()),
                 data.decode("utf-8", errors="replace"),
             )
+        except LongAnswerError as error:
+            raise GeneratorError(f"{self._where()} answered with {error}") from None
         finally:
             connection.close()
 

@@ -3,6 +3,7 @@
 """An environment on another machine: the client of `turnwise serve-env`. JSON over HTTP, standard
 library only."""
 
+import contextlib
 import http.client
 import logging
 import os
@@ -24,6 +25,7 @@ from turnwise.envs.wire import (
     result_from_json,
     task_from_json,
 )
+from turnwise.procs.answers import LongAnswerError, read_body
 from turnwise.types import Json, Message, Observation, StepResult, Task
 
 logger = logging.getLogger(__name__)
@@ -39,9 +41,9 @@ class RemoteEnv:
     """An environment served by `turnwise serve-env`, with the interface of a local one.
 
     Every call has a number and the server keeps its last answer, so a call that is repeated after a
-    broken connection is executed once. One thread per process sends heartbeats for all sessions. A
-    session ends with `close`, or when its heartbeats stop because the process or the object is
-    gone.
+    broken connection is executed once. A thread per server sends the heartbeats of all sessions
+    there. A session ends with `close`, or when its heartbeats stop because the process or the
+    object is gone.
 
     Args:
         url: the server's address, such as http://10.0.0.7:8765.
@@ -109,16 +111,14 @@ class RemoteEnv:
         if session is None or time.monotonic() - self._beaten < self.idle_timeout / 4:
             return True
         self._beaten = time.monotonic()
-        connection = self._connect(timeout=min(5.0, self._timeout))
         try:
-            self._exchange(connection, "POST", f"sessions/{session}/heartbeat", {})
+            with contextlib.closing(self._connect(timeout=min(5.0, self._timeout))) as connection:
+                self._exchange(connection, "POST", f"sessions/{session}/heartbeat", {})
         except (OSError, http.client.HTTPException) as error:
             logger.debug("heartbeat to %s: %s", self.url, error)
             return False
         except EnvError as error:  # the session is gone; the next call will raise
             logger.debug("heartbeat to %s: %s", self.url, error)
-        finally:
-            connection.close()
         return True
 
     def _open(self) -> None:
@@ -208,14 +208,12 @@ class RemoteEnv:
             method, f"{prefix}/{VERSION}/{path}", None if body is None else encode(body), headers
         )
         response = connection.getresponse()
-        data = response.read(MAX_ANSWER + 1)
-        if len(data) > MAX_ANSWER:
-            connection.close()  # the unread rest would be read as the next answer
-            raise EnvError(f"{self.url} answered with more than {MAX_ANSWER} bytes")
-        if response.length:  # a limited read does not say that the connection broke
-            raise http.client.IncompleteRead(data, response.length)
+        deadline = time.monotonic() + cast(float, connection.timeout)
         try:
-            answer = decode(data)
+            answer = decode(read_body(response, limit=MAX_ANSWER, deadline=deadline))
+        except LongAnswerError as error:
+            connection.close()
+            raise EnvError(f"{self.url} answered with {error}") from None
         except ValueError:
             raise EnvError(
                 f"{self.url} answered {response.status} without a JSON object; is it "
@@ -272,40 +270,47 @@ def _count(value: Json, *, what: str) -> int:
 
 
 class _Hearts:
-    """One thread that sends the heartbeats of all open sessions of this process. It keeps only weak
-    references to them."""
+    """One thread per server that sends the heartbeats of this process's sessions there, so that a
+    server which answers slowly costs no other server's sessions. It ends with the last session, and
+    keeps only weak references to them."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._open: weakref.WeakSet[RemoteEnv] = weakref.WeakSet()
+        self._open: dict[str, weakref.WeakSet[RemoteEnv]] = {}
         self._pid = 0
 
     def add(self, env: RemoteEnv) -> None:
         with self._lock:
-            if (
-                self._pid != os.getpid()
-            ):  # first use, or first after a fork, where the thread is missing
+            if self._pid != os.getpid():  # after a fork the threads are missing
                 self._pid = os.getpid()
                 self._open.clear()
-                threading.Thread(target=self._run, name="turnwise-heartbeat", daemon=True).start()
-            self._open.add(env)
+            if env.url not in self._open:
+                self._open[env.url] = weakref.WeakSet()
+                threading.Thread(
+                    target=self._run, args=(env.url,), name="turnwise-heartbeat", daemon=True
+                ).start()
+            self._open[env.url].add(env)
 
     def discard(self, env: RemoteEnv) -> None:
         with self._lock:
-            self._open.discard(env)
+            if env.url in self._open:
+                self._open[env.url].discard(env)
 
-    def _run(self) -> None:
-        while True:
-            time.sleep(self._beat_all())
+    def _run(self, url: str) -> None:
+        while (pause := self._beat_all(url)) is not None:
+            time.sleep(pause)
 
-    def _beat_all(self) -> float:
-        """Sends the heartbeats that are due; returns the seconds until the next round."""
+    def _beat_all(self, url: str) -> float | None:
+        """Sends the heartbeats that are due to one server; returns the seconds until the next
+        round, None if the server has no session left."""
         with self._lock:
-            envs = list(self._open)
-        unreachable: set[str] = set()
+            envs = list(self._open[url])
+            if not envs:
+                del self._open[url]
+                return None
         for env in envs:
-            if env.url not in unreachable and not env.beat():
-                unreachable.add(env.url)
+            if not env.beat():  # nor would the others reach it
+                break
         return max(min([1.0, *(env.idle_timeout / 8 for env in envs)]), 0.02)
 
 
