@@ -45,6 +45,23 @@ def test_a_person_plays_by_keys_buttons_and_text(
     says(game, "turn 1")
 
 
+PRESS_AT_ONCE = """() => new MutationObserver((_, observer) => {
+    if (!document.querySelector(".cell")) return;
+    observer.disconnect();
+    window.focused = document.activeElement.getAttribute("aria-label");
+    document.activeElement.dispatchEvent(
+        new KeyboardEvent("keydown", { key: "ArrowDown", bubbles: true }));
+}).observe(document.body, { childList: true, subtree: true })"""
+
+
+def test_a_board_that_is_seen_takes_keys(server: InspectServer, open_tab: Open) -> None:
+    tab = open_tab(f"{server.url}/#/play")
+    tab.page.evaluate(PRESS_AT_ONCE)
+    tab.page.get_by_role("button", name="Start").click()
+    has(tab.page.locator("section.turn"), 1)
+    assert tab.page.evaluate("window.focused") == "Conversation"
+
+
 def test_a_game_is_drawn_where_its_observations_are_not(
     server: InspectServer, open_tab: Open
 ) -> None:

@@ -105,7 +105,7 @@ export function go(hash, { replace = false } = {}) {
 
 export function useRoute() {
   const [route, setRoute] = useState(readRoute);
-  useEffect(() => {
+  useLayoutEffect(() => {
     const changed = () => setRoute(readRoute());
     addEventListener("hashchange", changed);
     return () => removeEventListener("hashchange", changed);
@@ -115,11 +115,12 @@ export function useRoute() {
 
 // ---- keys, colours of the system, sizes -------------------------------------------------------
 
-/** Calls keys[event.key](event) unless the person is typing, or holds a modifier. */
+/** Calls keys[event.key](event) unless the person is typing, or holds a modifier. Listeners are layout
+    effects: what is seen takes keys at once, and not only after the next frame. */
 export function useKeys(keys) {
   const latest = useRef(keys);
   latest.current = keys;
-  useEffect(() => {
+  useLayoutEffect(() => {
     function pressed(event) {
       if (event.defaultPrevented || event.ctrlKey || event.metaKey || event.altKey) return;
       const at = event.target;
@@ -140,7 +141,7 @@ const darkQuery = matchMedia("(prefers-color-scheme: dark)");
 
 export function useDark() {
   const [dark, setDark] = useState(darkQuery.matches);
-  useEffect(() => {
+  useLayoutEffect(() => {
     const changed = () => setDark(darkQuery.matches);
     darkQuery.addEventListener("change", changed);
     return () => darkQuery.removeEventListener("change", changed);

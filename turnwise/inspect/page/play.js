@@ -1,5 +1,5 @@
 // Play: a person plays an environment, or watches a policy or a model of an API play it turn by turn.
-import { html, useEffect, useRef, useState, asText, figure, plural, send, signed, useGet, useKeys, waitingFor, Check, Choice, Field, Note } from "./base.js";
+import { html, useEffect, useLayoutEffect, useRef, useState, asText, figure, plural, send, signed, useGet, useKeys, waitingFor, Check, Choice, Field, Note } from "./base.js";
 import { Board, MessageView, RichText } from "./board.js";
 import { Alternatives, Legend, TokenText, colourRange } from "./tokens.js";
 
@@ -113,11 +113,11 @@ function Game({ view, busy, failed, onAct, onAgain }) {
   const past = useRef(null);
   const turns = view.turns || [];
   // The conversation has a window of its own: the board and the buttons stay where they are.
-  useEffect(() => {
+  useLayoutEffect(() => {
     past.current.scrollTop = past.current.scrollHeight;
   }, [turns.length, view.session]);
   // The button that began the game was disabled meanwhile, and lost the focus.
-  useEffect(() => past.current.focus({ preventScroll: true }), [view.session]);
+  useLayoutEffect(() => past.current.focus({ preventScroll: true }), [view.session]);
   return html`<div class="with-side play">
     <div class="conversation" ref=${past} tabindex="0" role="log" aria-label="Conversation">
       ${(view.messages || []).length && !turns.length ? view.messages.map((message, index) => html`<${MessageView} key=${index} message=${message} />`) : html`<${Past} view=${view} turns=${turns} />`}
