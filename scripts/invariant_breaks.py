@@ -87,13 +87,13 @@ BREAKS: tuple[Break, ...] = (
         invariant=1,
         what="A reply's ids are those of its decoded text, and not the sampled ones.",
         file="turnwise/rollout/context.py",
-        old="                    completion=output.completion,\n",
+        old="                    completion=completion,\n",
         new=(
-            "                    completion=type(output.completion)(\n"
+            "                    completion=type(completion)(\n"
             "                    ids=(said := (*self.renderer.encode(text), *ids[-1:] * ended)),\n"
-            "                    logprobs=(*output.completion.logprobs, *said)[: len(said)],\n"
-            "                    finish_reason=output.completion.finish_reason,\n"
-            "                    policy_version=output.completion.policy_version,\n"
+            "                    logprobs=(*completion.logprobs, *said)[: len(said)],\n"
+            "                    finish_reason=completion.finish_reason,\n"
+            "                    policy_version=completion.policy_version,\n"
             "                    ),\n"
         ),
         tests=(f"{TRAINER}::test_the_ratio_is_one_before_the_first_update",),
