@@ -17,11 +17,12 @@ import pytest
 from inspect_parts import Client, lake_run, wait_for
 from run_fixtures import fill_step, make_episode, make_run, make_turn
 
+from turnwise.inspect.answers import Answers
 from turnwise.inspect.folder import RunFolder
-from turnwise.inspect.index import EpisodeIndex, cache_folder
+from turnwise.inspect.index import EpisodeIndex, Filter, cache_folder
 from turnwise.inspect.server import InspectServer
 from turnwise.log.store import CreditRow, RunDirectory
-from turnwise.types import Message, Observation, Status
+from turnwise.types import Json, Message, Observation, Status
 
 
 @pytest.fixture(scope="module")
@@ -413,6 +414,29 @@ def test_a_search_sees_one_state_of_the_index(
     at_query(monkeypatch, "WHERE key IN", lambda: again.extend(map(index.add, files)))
     assert len(index.rows("step", 1)) == 5
     assert len(again) == len(files)
+
+
+def test_an_answer_that_lacks_a_file_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lake_run(tmp_path)
+    answers = Answers([tmp_path], cache=tmp_path / "cache")
+    answers.close()  # the test does what the background would
+    index = answers.found.find("lake").index
+    *files, last = index.stale()
+    for file in files:
+        index.add(file)
+    search = index.search
+
+    def search_then_add(query: Filter) -> tuple[int, list[dict[str, Json]]]:
+        found = search(query)
+        index.add(last)
+        return found
+
+    monkeypatch.setattr(index, "search", search_then_add)
+    found = answers.episodes("lake", {"split": "step", "step": "all"})
+    assert found["total"] == 10
+    assert found["indexed"] == {"files": 3, "of": 4}
 
 
 def test_an_index_is_deleted_when_it_was_not_used_for_long(tmp_path: Path) -> None:

@@ -61,8 +61,10 @@ class Answers:
             self._index(run)
         else:
             run.index.fresh(wanted.split, wanted.step)
-        total, rows = run.index.search(wanted)
+        # First: files that are indexed while the search runs are not in its answer, and the page
+        # asks again as long as some are missing.
         done, files = run.index.progress()
+        total, rows = run.index.search(wanted)
         counts = {
             column: run.index.counts(column, split=wanted.split, step=wanted.step)
             for column in ("status", "env")
