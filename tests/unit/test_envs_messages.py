@@ -411,13 +411,13 @@ def test_errors_of_tools_go_back_to_the_model() -> None:
         raise SystemExit(3)
 
     async def slow() -> str:
-        await asyncio.sleep(5)
+        await asyncio.sleep(30)
         return "late"
 
     def chatty() -> str:
         return "x" * 10_000
 
-    env = ToolEnv([add, fails, leaves, slow, chatty], ROWS, tool_timeout=0.05, max_result_chars=20)
+    env = ToolEnv([add, fails, leaves, slow, chatty], ROWS, tool_timeout=600.0)
     texts = {
         call("add", a="x"): "error: add: a: Input should be a valid integer",
         call("add"): "error: add: a: Field required",
@@ -435,6 +435,7 @@ def test_errors_of_tools_go_back_to_the_model() -> None:
     }
     for text, expected in texts.items():
         env.max_result_chars = 20 if "chatty" in text else 500
+        env.tool_timeout = 0.05 if "slow" in text else 600.0
         result = say(started(env), text)
         assert result.messages[0].content.startswith(expected)
         assert not result.done
