@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from draws import examples
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -41,7 +42,7 @@ from turnwise.train.sources import read_file, write_messages
 from turnwise.types import Message, ToolCall
 
 FUZZ = settings(
-    max_examples=settings.default.max_examples // 5,  # every example reads a whole run
+    examples(20),  # every example reads a whole run
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 VALUES: st.SearchStrategy[Any] = st.recursive(

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from draws import examples
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -23,7 +24,7 @@ from turnwise.log.outcome import summary_json
 from turnwise.log.store import RunDirectory
 
 FUZZ = settings(
-    max_examples=12,
+    examples(12),
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 URLS = (

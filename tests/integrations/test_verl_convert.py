@@ -2,7 +2,8 @@
 
 import pytest
 import torch
-from hypothesis import given, settings
+from draws import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 pytest.importorskip("verl")
@@ -76,13 +77,13 @@ def _equal(left: Batch, right: Batch) -> None:
         assert tensor.dtype == theirs[name].dtype, name
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(batches())
 def test_a_batch_survives_verls_jagged_form(batch: Batch) -> None:
     _equal(batch, batch_from_tensordict(batch_to_tensordict(batch), pad_id=7))
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(batches())
 def test_a_batch_survives_verls_padded_form(batch: Batch) -> None:
     _equal(batch, batch_from_dataproto(batch_to_dataproto(batch, pad_id=7), pad_id=7))

@@ -3,7 +3,8 @@ change nothing."""
 
 import pytest
 import torch
-from hypothesis import given, settings
+from draws import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -37,7 +38,7 @@ def same(found: tuple[Tensor, Tensor], wanted: slow.Result) -> None:
         )
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(
     cases(), DISCOUNTS, RATES, DISCOUNTS, RATES, st.booleans(), st.sampled_from(["last", "first"])
 )
@@ -59,7 +60,7 @@ def test_bi_level_gae_equals_plain_loops(
         same(found, wanted)
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(cases(), DISCOUNTS, RATES)
 def test_token_and_turn_gae_equal_plain_loops(case, gamma, lam) -> None:
     rewards, values, mask, turn_ids, bootstrap = case
@@ -208,7 +209,7 @@ def test_bad_shapes_and_turn_ids_are_refused() -> None:
         build_layout(torch.ones(2, 3), episode_ids=torch.tensor([0]))
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(st.lists(st.integers(1, 70), max_size=5), st.sampled_from([0.0, 0.5, 0.99, 1.0]))
 def test_suffix_sums_equal_the_recurrence(lengths, decay) -> None:
     x = torch.randn(sum(lengths), dtype=torch.float64, generator=torch.Generator().manual_seed(1))

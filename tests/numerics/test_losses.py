@@ -5,7 +5,8 @@ import math
 import pytest
 import torch
 from algo_batches import make_batch, pad_right
-from hypothesis import given, settings
+from draws import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -102,7 +103,7 @@ def test_split_order_and_padding_change_nothing(name, dtype) -> None:
         torch.testing.assert_close(found[2], gradient, atol=tolerance, rtol=0)
 
 
-@settings(max_examples=25, deadline=None)
+@examples(25)
 @given(
     st.permutations(range(5)),
     st.lists(st.booleans(), min_size=4, max_size=4),

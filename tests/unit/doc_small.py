@@ -55,6 +55,7 @@ TRAINERS = ("turnwise.trainers.ppo_multi_turn", "examples/run_multi_turn_ppo.py"
 OVERRIDES = "turnwise.integrations.verl.overrides"
 LESS = {
     "scripts/break_invariants.py": ("streams-collide", "end-token-untrained"),
+    "benchmarks/penalty_groups.py": ("--steps", "1", "--arms", "both"),
     "benchmarks/verl_cluster.py": (
         *("--workers", "1", "2", "--groups", "4"),
         *("--env-seconds", "0.1", "--reply-seconds", "0.1"),

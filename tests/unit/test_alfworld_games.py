@@ -12,7 +12,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from draws import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from turnwise.config.schema import EnvConfig
@@ -42,7 +43,7 @@ def made(count: int, *, split: str = "train") -> list[Game]:
     return [MAKER.make(seed, split=split) for seed in range(count)]
 
 
-@settings(max_examples=20, deadline=None)
+@examples(20)
 @given(seed=st.integers(0, 2**31), split=st.sampled_from(["train", "val"]))
 def test_made_games_can_be_won_and_are_not_won_already(seed: int, split: str) -> None:
     game = MAKER.make(seed, split=split)
@@ -54,7 +55,7 @@ def test_made_games_can_be_won_and_are_not_won_already(seed: int, split: str) ->
     assert not any(frame.text == "Nothing happens." for frame in frames)
 
 
-@settings(max_examples=15, deadline=None)
+@examples(15)
 @given(seed=st.integers(0, 20), walk=st.text(max_size=8))
 def test_a_random_walk_keeps_the_world_consistent(seed: int, walk: str) -> None:
     engine = MAKER.make(seed, split="train").engine()

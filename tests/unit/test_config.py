@@ -5,7 +5,8 @@ from operator import attrgetter
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from draws import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from turnwise.config import (
@@ -221,7 +222,7 @@ VALUES = st.recursive(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(
     st.lists(st.tuples(st.sampled_from(KEYS), VALUES), max_size=6),
     st.sampled_from(["native", "verl"]),
@@ -260,7 +261,7 @@ def test_show_round_trips() -> None:
     assert load_config(parse_yaml(show_config(config))) == config
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(st.text(), st.floats(allow_nan=False, allow_infinity=False), st.integers())
 def test_yaml_round_trips_every_scalar(text: str, number: float, integer: int) -> None:
     if not text.isprintable():
@@ -269,7 +270,7 @@ def test_yaml_round_trips_every_scalar(text: str, number: float, integer: int) -
     assert parse_yaml(dump_yaml(data)) == data
 
 
-@settings(max_examples=30, deadline=None)
+@examples(30)
 @given(
     st.sampled_from(
         [

@@ -4,7 +4,8 @@ import dataclasses
 
 import pytest
 import torch
-from hypothesis import given, settings
+from draws import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from turnwise.data.batch import Batch, collate
@@ -54,7 +55,7 @@ def episodes(draw: st.DrawFn) -> Episode:
     )
 
 
-@settings(max_examples=80, deadline=None)
+@examples(80)
 @given(episodes())
 def test_trained_ids_are_sampled_ids(episode: Episode) -> None:
     samples = episode_to_samples(episode)
@@ -71,7 +72,7 @@ def test_trained_ids_are_sampled_ids(episode: Episode) -> None:
     ]
 
 
-@settings(max_examples=80, deadline=None)
+@examples(80)
 @given(episodes())
 def test_every_turn_ends_where_its_reward_is(episode: Episode) -> None:
     for sample in episode_to_samples(episode):
@@ -82,14 +83,14 @@ def test_every_turn_ends_where_its_reward_is(episode: Episode) -> None:
             assert all(sample.rewards[t] == 0 for t in where[:-1])
 
 
-@settings(max_examples=50, deadline=None)
+@examples(50)
 @given(episodes())
 def test_json_round_trip(episode: Episode) -> None:
     assert Episode.from_line(episode.to_line()) == episode
     assert "\n" not in episode.to_line()
 
 
-@settings(max_examples=50, deadline=None)
+@examples(50)
 @given(st.lists(episodes(), min_size=1, max_size=5, unique_by=lambda e: e.id))
 def test_collate_and_split_keep_every_row(found: list[Episode]) -> None:
     samples = [sample for episode in found for sample in episode_to_samples(episode)]

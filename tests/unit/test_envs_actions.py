@@ -4,7 +4,8 @@ import time
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import given, settings
+from draws import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from turnwise.config.schema import FormatConfig
@@ -79,7 +80,7 @@ PIECES = st.sampled_from(
 
 
 @given(st.lists(PIECES, max_size=30).map("".join))
-@settings(max_examples=200, deadline=None)
+@examples(200)
 def test_whatever_is_parsed_stands_in_the_text(text: str) -> None:
     for config in (FORMAT, PLAIN, FormatConfig(style="raw")):
         actions, think = parsed(text, config, LEGAL)
@@ -94,7 +95,7 @@ def test_whatever_is_parsed_stands_in_the_text(text: str) -> None:
     st.sampled_from(["answer", "raw"]),
     st.text(),
 )
-@settings(max_examples=100, deadline=None)
+@examples(100)
 def test_written_replies_are_read_back(
     actions: list[str], think: bool, style: str, thoughts: str
 ) -> None:

@@ -10,7 +10,8 @@ from random import Random
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from draws import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from turnwise.config.schema import EnvConfig
@@ -195,7 +196,7 @@ def test_frozen_lake_limits() -> None:
 
 
 @given(st.integers(0, 10_000), st.sampled_from(["train", "val"]))
-@settings(max_examples=60, deadline=None)
+@examples(60)
 def test_countdown_puzzles_are_solved_by_their_solution(seed: int, split: str) -> None:
     env = Countdown()
     env.reset(seed=seed, split=split)
@@ -281,7 +282,7 @@ def test_countdown_hostile_arithmetic_is_answered_at_once(text: str) -> None:
         max_leaves=12,
     )
 )
-@settings(max_examples=150, deadline=None)
+@examples(150)
 def test_arithmetic_agrees_with_python(text: str) -> None:
     # The text is built above from digits and operators, so here, and only here, Python may evaluate
     # it.
@@ -295,7 +296,7 @@ def test_arithmetic_agrees_with_python(text: str) -> None:
 
 
 @given(st.text(alphabet="0123456789+-*/() ", max_size=30))
-@settings(max_examples=150, deadline=None)
+@examples(150)
 def test_arithmetic_on_any_text(text: str) -> None:
     try:
         value = evaluate(text)

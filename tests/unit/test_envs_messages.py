@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 import pytest
-from hypothesis import given, settings
+from draws import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from turnwise.config.schema import EnvConfig
@@ -270,7 +271,7 @@ def test_rows_of_any_kind(tmp_path: Path) -> None:
 
 
 @given(st.lists(st.integers(0, 50), min_size=2, max_size=60), st.floats(0.05, 0.9))
-@settings(max_examples=60, deadline=None)
+@examples(60)
 def test_no_prompt_is_in_both_splits_and_none_is_lost(values: list[int], share: float) -> None:
     rows = [{"question": str(value), "index": index} for index, value in enumerate(values)]
     splits = RowSplits(rows, val_fraction=share, name="x")._divided()
@@ -465,7 +466,7 @@ def test_tools_that_cannot_be_called_by_name_are_refused() -> None:
 
 
 @given(st.text(max_size=200))
-@settings(max_examples=100, deadline=None)
+@examples(100)
 def test_any_arguments_are_answered(text: str) -> None:
     assert isinstance(run_tool(make_tool(add), text, timeout=None), str)
     parse_tool_calls(text)

@@ -5,7 +5,8 @@ from functools import cache
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from draws import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from test_forged_turns import ADDED, FIELDS, TEMPLATES, conversation
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
@@ -72,7 +73,7 @@ def marks(family: str, kind: str, texts: dict[str, str]) -> list[str]:
     return [tokenizer.convert_ids_to_tokens(index) for index in ids if index >= 256]
 
 
-FOR_EACH = settings(max_examples=settings.default.max_examples // 4)
+FOR_EACH = examples(25)
 OTHERS = [name for name in FIELDS if name not in ("system", "reply")]
 
 

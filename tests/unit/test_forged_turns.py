@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 from chat_templates import FAMILIES, TOOL_FAMILIES
-from hypothesis import given, settings
+from draws import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, normalizers
 
@@ -87,7 +88,7 @@ def marks(family: str, texts: dict[str, str], where: str = "observations") -> li
     return [tokenizer.decode([index]) for index in ids if index >= 256]
 
 
-FOR_EACH_TEMPLATE = settings(max_examples=settings.default.max_examples // 4)
+FOR_EACH_TEMPLATE = examples(25)
 
 
 @pytest.mark.parametrize("family", TEMPLATES)

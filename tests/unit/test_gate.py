@@ -6,6 +6,7 @@ import math
 from typing import Any, cast
 
 import pytest
+from draws import examples
 from gate_parts import (
     ACTS,
     ERRORS,
@@ -22,7 +23,7 @@ from gate_parts import (
     on,
     play,
 )
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from rollout_parts import config_for, says
 
@@ -87,13 +88,13 @@ def test_no_value_and_no_error_of_an_environment_ends_a_run(acts: dict[str, Any]
     check_run(acts, "inline")
 
 
-@settings(max_examples=25)
+@examples(25)
 @given(ACTS)
 def test_nor_in_threads(acts: dict[str, Any]) -> None:
     check_run(acts, "thread")
 
 
-@settings(max_examples=25)
+@examples(25)
 @given(ACTS)
 def test_nor_in_lockstep(acts: dict[str, Any]) -> None:
     config = config_for(groups=2, size=2, isolation="inline")

@@ -17,9 +17,10 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
+from draws import examples
 from gate_parts import TEXTS, assert_sound, cycle
 from hostile_env import Liars
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from rollout_parts import CountEnv, config_for, says
 
@@ -473,7 +474,7 @@ def test_remote_answers_are_checked_like_local_ones() -> None:
                 RemoteEnv(url)
         del ANSWERS["spec"]
 
-        @settings(max_examples=60)
+        @examples(60)
         @given(
             st.sampled_from(sorted(GOOD_RESULT)), JSONS, JSONS | st.just(GOOD_RESULT), st.booleans()
         )

@@ -5,7 +5,8 @@ import asyncio
 
 import pytest
 import torch
-from hypothesis import given, settings
+from draws import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from turnwise.generate.base import GeneratorError, Sampling, Session
@@ -291,7 +292,7 @@ def test_copies_never_come_from_a_slot_that_lost_its_session() -> None:
     asyncio.run(run())
 
 
-@settings(max_examples=12, deadline=None)
+@examples(12)
 @given(data=st.data())
 def test_shared_states_outlive_the_session_that_computed_them(data: st.DataObject) -> None:
     """Groups with long prompts, fewer slots than sessions, sessions that end or are cancelled at

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from draws import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
@@ -34,7 +35,7 @@ def mix(x: int) -> int:
 
 
 @given(seed=st.integers(0, 2**63 - 1), position=st.integers(0, 2**40))
-@settings(max_examples=50, deadline=None)
+@examples(50)
 def test_noise_is_splitmix_of_seed_and_position(seed: int, position: int):
     golden = 0x9E3779B97F4A7C15
     bits = mix((mix((seed + golden) & MASK) + position * golden) & MASK)
@@ -131,7 +132,7 @@ def merged_tokenizer() -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=core)
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(
     st.sampled_from(["bytes", "merged"]),
     st.lists(
@@ -188,7 +189,7 @@ def advance(scheduler: Scheduler, sessions: list[SessionState]) -> None:
     slots=st.integers(1, 4),
     exact=st.booleans(),
 )
-@settings(max_examples=40, deadline=None)
+@examples(40)
 def test_every_session_is_served_whatever_the_slots(sizes: list[int], slots: int, exact: bool):
     scheduler = Scheduler(slots=slots, chunk=64, prefill_tokens=128, exact=exact)
     sessions = [state(str(i), size) for i, size in enumerate(sizes)]

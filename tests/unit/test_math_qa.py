@@ -12,7 +12,8 @@ from typing import Any
 
 import psutil
 import pytest
-from hypothesis import given, settings
+from draws import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from turnwise.envs.base import EnvError
@@ -107,7 +108,7 @@ def test_a_ten_megabyte_answer_is_wrong(text: str) -> None:
     assert not is_right(text * (10_000_000 // len(text)) + " \n#### 1", "1")
 
 
-@settings(max_examples=50, deadline=None)
+@examples(50)
 @given(value=st.integers(-(10**12), 10**12))
 def test_numbers_equal_themselves_in_every_spelling(value: int) -> None:
     assert (
@@ -336,7 +337,7 @@ def test_backward_questions_mask_whole_numbers_only() -> None:
     assert len(back("1 2 3 4 5", limit=2)) == 2
 
 
-@settings(max_examples=50, deadline=None)
+@examples(50)
 @given(numbers=st.lists(st.integers(0, 10**6), min_size=1, max_size=5))
 def test_putting_the_answer_back_gives_the_question(numbers: list[int]) -> None:
     text = "There are " + " and ".join(map(str, numbers)) + " things."

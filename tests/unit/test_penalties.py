@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given, settings
+from draws import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from run_fixtures import make_episode, make_turn
 
@@ -94,7 +95,7 @@ PARTS = st.lists(st.sampled_from([OK, BAD, {"env": 1.0}]), min_size=1, max_size=
 
 
 @given(st.lists(st.tuples(st.integers(0, 2), PARTS), min_size=2, max_size=8))
-@settings(max_examples=60, deadline=None)
+@examples(60)
 def test_it_agrees_with_a_loop_over_pairs(drawn: list[tuple[int, list[Parts]]]) -> None:
     episodes = [episode(f"e{i}", *turns, group=group) for i, (group, turns) in enumerate(drawn)]
     wanted = set[tuple[int, str]]()

@@ -3,7 +3,8 @@ own."""
 
 from functools import cache
 
-from hypothesis import given, settings
+from draws import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
@@ -45,7 +46,7 @@ def core(decoder: str) -> Tokenizer:
     return made
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(st.sampled_from(["bytes", "gguf"]), st.lists(st.integers(0, 420), max_size=40))
 def test_table_decodes_like_the_tokenizer(kind: str, ids: list[int]) -> None:
     table = byte_table(core(kind))
@@ -53,7 +54,7 @@ def test_table_decodes_like_the_tokenizer(kind: str, ids: list[int]) -> None:
     assert table_decode(table, core(kind), ids) == core(kind).decode(ids, skip_special_tokens=True)
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(st.binary(max_size=40))
 def test_any_bytes_are_decoded_alike(data: bytes) -> None:
     """Cut and overlong characters, surrogates, bytes that are never valid."""
@@ -77,7 +78,7 @@ def test_cache_returns_what_was_put_and_stays_bounded() -> None:
     assert cache.get("x" * 101) is None
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(
     st.lists(
         st.sampled_from(["<|im_end|>", "<|im_", "start|>", "<|im_start|>", "up", "<", " "]),

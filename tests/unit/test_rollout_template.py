@@ -8,7 +8,8 @@ from functools import cache
 
 import pytest
 from chat_templates import FAMILIES, NOT_UNDERSTOOD, OPAQUE
-from hypothesis import given, settings
+from draws import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 import turnwise.chat.shapes
@@ -78,7 +79,7 @@ def test_what_a_template_looks_for_is_noted() -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(conversations)
 def test_joined_equals_rendered(
     family: str, conversation: tuple[bool, str, list[tuple[str, str]]]
@@ -97,7 +98,7 @@ def test_joined_equals_rendered(
 
 @pytest.mark.parametrize("window", ["full", "last_k", "single_turn"])
 @pytest.mark.parametrize("family", FAMILIES)
-@settings(max_examples=15, deadline=None)
+@examples(15)
 @given(conversations, st.booleans(), st.integers(150, 600))
 def test_turns_get_the_same_ids(
     family: str,

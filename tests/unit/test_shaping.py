@@ -6,7 +6,8 @@ from random import Random
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from draws import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -101,7 +102,7 @@ def test_shaping_by_the_lakes_potential_keeps_the_best_policy(seed: int, gamma: 
     assert best_actions(table, shaped, potential, gamma=gamma) == plain
 
 
-@settings(max_examples=25, deadline=None)
+@examples(25)
 @given(
     st.lists(st.floats(-3, 3), min_size=16, max_size=16),
     st.integers(0, 20),
@@ -220,7 +221,7 @@ def test_running_statistics_are_those_of_all_batches_so_far() -> None:
     )
 
 
-@settings(max_examples=25, deadline=None)
+@examples(25)
 @given(st.lists(st.lists(st.floats(-1e3, 1e3), max_size=5), max_size=5))
 def test_running_statistics_do_not_depend_on_the_batches(batches: list[list[float]]) -> None:
     stats = RunningStats()

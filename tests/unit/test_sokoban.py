@@ -6,7 +6,8 @@ import random
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from draws import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from turnwise.config.schema import EnvConfig
@@ -97,7 +98,7 @@ def test_rooms_are_solvable_within_the_depth(dim: int, num_boxes: int) -> None:
         assert not any(cell == BOX | 2 for cell in room.cells)
 
 
-@settings(max_examples=25, deadline=None)
+@examples(25)
 @given(seed=st.integers(0, 2**63 - 1), height=st.integers(5, 9), width=st.integers(5, 9))
 def test_rooms_repeat_and_splits_are_disjoint(seed: int, height: int, width: int) -> None:
     spec = RoomSpec(width=width, height=height, num_boxes=1, search_depth=30)
@@ -109,7 +110,7 @@ def test_rooms_repeat_and_splits_are_disjoint(seed: int, height: int, width: int
     assert train.digest() != val.digest()
 
 
-@settings(max_examples=25, deadline=None)
+@examples(25)
 @given(seed=st.integers(0, 10**6), moves=st.lists(st.integers(0, 3), max_size=60))
 def test_play_conserves_boxes_and_counts_targets(seed: int, moves: list[int]) -> None:
     board = Board(make_room(RoomSpec(width=7, height=7, num_boxes=2, search_depth=30), seed=seed))

@@ -5,7 +5,8 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from draws import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from turnwise.evaluate.statistics import (
@@ -38,7 +39,7 @@ def test_wilson_equals_the_published_table(
 
 
 @given(st.integers(1, 500).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n))))
-@settings(max_examples=60, deadline=None)
+@examples(60)
 def test_wilson_solves_its_own_equation(case: tuple[int, int]) -> None:
     successes, total = case
     interval = wilson(successes, total)

@@ -13,7 +13,8 @@ from fractions import Fraction
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from draws import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from turnwise.envs.messages import ToolEnv
@@ -280,7 +281,7 @@ def test_calculator_refuses_what_is_no_arithmetic_or_too_large(expression: str) 
     assert answer.startswith("error: ") or len(answer) < 600
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(a=st.integers(-999, 999), b=st.integers(-999, 999), c=st.integers(1, 999))
 def test_calculator_agrees_with_fractions(a: int, b: int, c: int) -> None:
     assert calculate(f"({a} - {b}) / {c} * {a} + {b}") == Fraction(a - b, c) * a + b

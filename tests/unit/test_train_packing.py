@@ -6,7 +6,8 @@ from itertools import pairwise
 
 import pytest
 import torch
-from hypothesis import given, settings
+from draws import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from train_parts import algorithm, batch, learner, policy, sample
 
@@ -61,7 +62,7 @@ def gradients(ours: Learner) -> torch.Tensor:
     )
 
 
-@settings(max_examples=12, deadline=None)
+@examples(12)
 @given(rows=batches(), kind=st.sampled_from(KINDS))
 def test_scores_and_values_are_those_of_the_padded_pass(rows: Batch, kind: str) -> None:
     ours = POLICIES[kind]
@@ -81,7 +82,7 @@ def test_scores_and_values_are_those_of_the_padded_pass(rows: Batch, kind: str) 
     torch.testing.assert_close(packed_bootstrap, bootstrap, atol=1e-5, rtol=1e-5)
 
 
-@settings(max_examples=12, deadline=None)
+@examples(12)
 @given(
     rows=batches(),
     kind=st.sampled_from(KINDS),
@@ -169,7 +170,7 @@ def test_on_the_cpu_packing_waits_to_be_asked_for() -> None:
     assert TrainConfig().packing == "auto"
 
 
-@settings(max_examples=50, deadline=None)
+@examples(50)
 @given(lengths=st.lists(st.integers(1, 60), min_size=1, max_size=40), limit=st.integers(1, 100))
 def test_chunks_hold_every_row_once_and_are_even(lengths: list[int], limit: int) -> None:
     chunks = packed_chunks(lengths, limit)

@@ -3,7 +3,8 @@ number."""
 
 import pytest
 import torch
-from hypothesis import given, settings
+from draws import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from train_parts import CPU, algorithm, batch, learner, policy
 
@@ -54,7 +55,7 @@ def test_the_gradient_is_the_same_for_every_split(name: str, critic: str) -> Non
         assert loss == pytest.approx(found[0][1], rel=1e-4, abs=1e-7)
 
 
-@settings(max_examples=10, deadline=None)
+@examples(10)
 @given(
     order=st.permutations(range(5)),
     extra=st.integers(0, 4),
