@@ -132,6 +132,7 @@ def plan_rollout(
     moment = step if split == "train" else 0
     plans: list[EpisodePlan] = []
     stuck: dict[str, str] = {}
+    turns: dict[str, tuple[int, str | None]] = {}  # asked once: an answer may take its whole limit
     for group_id, tag in enumerate(divide_groups(groups)):
         tag = tag or config.env.name
         probe = probes[tag]
@@ -147,7 +148,9 @@ def plan_rollout(
         )
         max_turn = 1
         if error is None:
-            max_turn, error = turns_or_error(config, configs[tag], probe, thread=thread)
+            if tag not in turns:
+                turns[tag] = turns_or_error(config, configs[tag], probe, thread=thread)
+            max_turn, error = turns[tag]
         for index in range(groups.group_size):
             plans.append(
                 EpisodePlan(
