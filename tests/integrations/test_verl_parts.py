@@ -2,6 +2,7 @@
 hf server."""
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,20 +16,22 @@ pytest.importorskip("verl")
 from verl.utils.metric import Metric
 from verl_parts import run_python, tiny_folder
 
-from turnwise.algos.table import build_algorithm
+from turnwise.algos.table import PRESETS, build_algorithm
 from turnwise.config.schema import Config, EnvConfig, RolloutConfig
 from turnwise.data.batch import Batch, collate
+from turnwise.data.samples import episode_to_samples
 from turnwise.evaluate.evaluation import Outcome
 from turnwise.generate.base import ContextOverflowError, GeneratorError, Sampling, Session
 from turnwise.integrations.verl.config.contract import CONTRACT, check_contract
 from turnwise.integrations.verl.config.require import VerlUnavailableError
 from turnwise.integrations.verl.engines import patches
-from turnwise.integrations.verl.rollout.agent_loop import SingleEpisodeProxy
+from turnwise.integrations.verl.rollout.agent_loop import SingleEpisodeProxy, episode_outputs
 from turnwise.integrations.verl.rollout.generator import ServerEngine, ServerGenerator
 from turnwise.integrations.verl.trainer.agent_trainer import AgentTrainer
 from turnwise.integrations.verl.trainer.evaluation import judge
 from turnwise.integrations.verl.trainer.pace import Pace, PacedTrainingWorker, Pacer, check_paced
 from turnwise.integrations.verl.trainer.selection import (
+    bare_rewards,
     broken_groups,
     rewards_on_tokens,
     step_metrics,
@@ -37,7 +40,8 @@ from turnwise.integrations.verl.trainer.state import RunState
 from turnwise.integrations.verl.trainer.updates import PacedTrainer
 from turnwise.rollout.sync import BatchRequest
 from turnwise.testing.tiny import tiny_tokenizer
-from turnwise.types import Sample
+from turnwise.train.step import credited
+from turnwise.types import Completion, Episode, Sample, Status, Task, Turn
 
 pytestmark = pytest.mark.verl
 
@@ -72,6 +76,53 @@ def test_failures_are_counted_and_are_no_rewards() -> None:
     assert metrics["rollout/failures"] == 3
     assert metrics["rollout/failures/env_error"] == 2
     assert metrics["rollout/refilled_groups"] == 1
+
+
+def _episode(name: str, group: int, *parts: dict[str, float]) -> Episode:
+    said = Completion(ids=(7, 8), logprobs=(-1.0, -1.0), finish_reason="stop")
+    turns = tuple(
+        Turn(
+            prompt_ids=(1, 2),
+            completion=said,
+            text="up",
+            restart=number == 0,
+            reward=sum(each.values()),
+            reward_parts=each,
+        )
+        for number, each in enumerate(parts)
+    )
+    return Episode(
+        id=name,
+        task=Task(id="t", seed=1),
+        group_id=group,
+        index=0,
+        tag="lake",
+        seed=9,
+        noise_seed=8,
+        prompt=(),
+        turns=turns,
+        status=Status.COMPLETED,
+    )
+
+
+@pytest.mark.parametrize("cost", [0.0, -0.25])
+def test_penalties_alone_give_nothing_as_in_a_native_run(cost: float) -> None:
+    ok, bad = {"env": cost}, {"env": cost, "format": -0.1}
+    episodes = [
+        *(_episode("a", 0, ok, bad), _episode("b", 0, bad, bad)),
+        *(_episode("c", 1, ok, {"env": 1.0}), _episode("d", 1, bad)),
+    ]
+    outputs = [out for one in episodes for out in episode_outputs(one, validate=False, store=False)]
+    infos = [out.extra_fields["turnwise"] for out in outputs]
+
+    def batch(played: Sequence[Episode]) -> Batch:
+        return collate([sample for one in played for sample in episode_to_samples(one)])
+
+    rewards, groups = bare_rewards(batch(episodes), infos)
+    native, found = credited(episodes, PRESETS["grpo"])
+    assert groups == found["group/penalty_only"] == 1.0
+    torch.testing.assert_close(rewards, batch(native).rewards, rtol=0, atol=0)
+    assert rewards[:2].sum(-1).tolist() == [2 * cost] * 2
 
 
 def test_an_episode_that_heard_nothing_of_success_failed() -> None:

@@ -192,6 +192,26 @@ def test_grpo_with_reference_filter_windows_and_failures(tmp_path: Path) -> None
     assert all(not episode.status.failed for step in (0, 1) for episode in run.episodes(step))
 
 
+@pytest.mark.parametrize("choice", ["drop", "train"])
+def test_groups_of_penalties_alone_teach_only_if_asked(tmp_path: Path, choice: str) -> None:
+    config = tiny_config(
+        tmp_path,
+        "algo.name=grpo",
+        "algo.reduction=token_mean",
+        "rollout.window=last_k",
+        "rollout.window_turns=1",
+        "rollout.train.group_size=4",
+        f"algo.penalty_only_groups={choice}",
+        f"env.name={ROOT}/tests/integrations/verl_envs.py:Picky",
+        "env.format.style=raw",
+    )
+    run, _ = trained(tmp_path, config)
+    rows = [row for row in run.metrics() if "rollout/reward" in row]
+    assert rows[0]["group/penalty_only"] == 2.0, "every group has odd and even replies"
+    assert rows[0]["rollout/reward"] < 0, "what was paid is told"
+    assert ("actor/grad_norm" in rows[0]) == (choice == "train")
+
+
 def test_an_environment_that_always_fails_ends_the_run(tmp_path: Path) -> None:
     config = tiny_config(
         tmp_path,

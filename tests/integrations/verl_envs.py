@@ -5,7 +5,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from turnwise.envs.base import BaseEnv
+from turnwise.envs.base import BadActionError, BaseEnv
 
 
 class Fragile(BaseEnv):
@@ -23,6 +23,20 @@ class Fragile(BaseEnv):
         if self._breaks and self._steps == 2:
             raise RuntimeError("the ice broke")
         return "on", float(len(action)) + self._steps, False, {}
+
+
+class Picky(BaseEnv):
+    """Pays nothing, and cannot read replies of odd length."""
+
+    instruction = "Say something."
+
+    def reset(self, seed: int | None = None, **kwargs: Any) -> str:
+        return "go"
+
+    def step(self, action: str) -> tuple[str, float, bool, dict[str, Any]]:
+        if len(action) % 2:
+            raise BadActionError("That is odd.")
+        return "on", 0.0, False, {"success": False}
 
 
 class Signed(BaseEnv):

@@ -401,7 +401,7 @@ class AlgoConfig(Section):
     penalty_only_groups: Literal["drop", "train"] | None = None
     """Groups whose episodes differ in nothing but format penalties, none having succeeded: give
     them no advantage, or train on them like on others. Group-relative algorithms only. None: drop
-    them in the native trainer; TRL and verl train on them."""
+    them, but TRL trains on them."""
     filter: Literal["none", "variance_top_p", "variance_top_k", "dynamic"] = "none"
     """Which groups are trained on, by the variance of their episodes' rewards."""
     filter_keep: float = Field(default=1.0, gt=0.0, le=1.0)

@@ -4,6 +4,7 @@ import math
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 from turnwise.types import Episode, Turn
 
@@ -13,6 +14,14 @@ CLIP = "clip"
 """The part that a clip took away. Where all other parts are equal, the penalty alone caused it."""
 Group = tuple[int, str]
 """A group's id and the role that is compared in it."""
+
+
+class Sums(NamedTuple):
+    """What the turns of one episode came to."""
+
+    penalty: float
+    rest: float
+    success: bool | None
 
 
 def penalty_only_groups(episodes: Sequence[Episode]) -> set[Group]:
@@ -38,11 +47,11 @@ def penalty_only_groups(episodes: Sequence[Episode]) -> set[Group]:
         >>> penalty_only_groups([episode(0, env=1.0), episode(1, env=0.0, format=-0.1)])
         set()
     """
-    groups: defaultdict[Group, list[tuple[Episode, str]]] = defaultdict(list)
+    groups: defaultdict[Group, list[Sums]] = defaultdict(list)
     for episode in episodes:
         for role in dict.fromkeys(turn.role for turn in episode.turns):
-            groups[episode.group_id, role].append((episode, role))
-    return {group for group, members in groups.items() if _only_penalties(members)}
+            groups[episode.group_id, role].append(reward_sums(episode, role))
+    return {group for group, members in groups.items() if only_penalties(members)}
 
 
 def without_penalties(episode: Episode, groups: set[Group]) -> Episode:
@@ -56,17 +65,19 @@ def without_penalties(episode: Episode, groups: set[Group]) -> Episode:
     return replace(episode, turns=turns)
 
 
-def _only_penalties(members: Sequence[tuple[Episode, str]]) -> bool:
-    if len(members) < 2 or any(episode.success for episode, _ in members):
+def reward_sums(episode: Episode, role: str) -> Sums:
+    """What the turns of this role came to."""
+    turns = [turn for turn in episode.turns if turn.role == role]
+    penalty, rest = math.fsum(map(_penalty, turns)), math.fsum(map(_rest, turns))
+    return Sums(penalty, rest, episode.success)
+
+
+def only_penalties(members: Sequence[Sums]) -> bool:
+    """True if nothing but penalties tells these members of a group apart."""
+    if len(members) < 2 or any(one.success for one in members):
         return False
-    penalties, rests = (
-        [
-            math.fsum(part(turn) for turn in episode.turns if turn.role == role)
-            for episode, role in members
-        ]
-        for part in (_penalty, _rest)
-    )
-    return _differ(penalties) and not _differ(rests) and max(rests) <= 1e-9
+    rests = [one.rest for one in members]
+    return _differ([one.penalty for one in members]) and not _differ(rests) and max(rests) <= 1e-9
 
 
 def _penalty(turn: Turn) -> float:

@@ -88,11 +88,6 @@ def _model_rules(config: Config, engine: str) -> list[Rule]:
             "verl's run ends between steps; set train.max_minutes",
         ),
         (
-            "algo.penalty_only_groups",
-            config.algo.penalty_only_groups == "drop",
-            "the parts of a reward do not reach verl; set it to train",
-        ),
-        (
             "train.max_collapsed_steps",
             config.train.max_collapsed_steps not in (0, COLLAPSED_STEPS),
             "only the native trainer stops a collapsed run; remove it",

@@ -14,6 +14,7 @@ from verl.experimental.agent_loop.agent_loop import (
 )
 
 from turnwise.config.schema import Config
+from turnwise.data.penalties import reward_sums, without_penalties
 from turnwise.data.samples import episode_to_samples, require_one_role
 from turnwise.evaluate.players import with_episodes
 from turnwise.generate.stops import end_ids
@@ -70,13 +71,23 @@ def state_number(key: str) -> int:
 
 
 def sample_output(
-    sample: Sample, episode: Episode, *, row: int, rows: int, validate: bool, store: bool
+    sample: Sample,
+    episode: Episode,
+    *,
+    row: int,
+    rows: int,
+    validate: bool,
+    store: bool,
+    bare: Sample | None = None,
 ) -> TurnOutput:
     """A sample as verl takes it: the prompt up to the first sampled token, the response from there
     on.
 
     verl judges a validated episode by the rewards of its last row, so there the whole reward is on
     that row's end.
+
+    Args:
+        bare: the same sample without penalties, where the episode has any.
     """
     start = sample.response_mask.index(True)
     rewards = list(sample.rewards[start:])
@@ -106,6 +117,8 @@ def sample_output(
             "reward": episode.reward,
             "success": _number(episode.success),
             "attempts": episode.attempts,
+            "sums": [*reward_sums(episode, episode.turns[0].role)],
+            "bare": None if bare is None else list(bare.rewards[start:]),
             "line": episode.to_line() if store and row == 0 else "",
         },
     }
@@ -136,8 +149,19 @@ def episode_outputs(episode: Episode, *, validate: bool, store: bool) -> list[Tu
     """The episode's samples as verl takes them."""
     require_one_role(episode, backend="verl")
     samples = episode_to_samples(episode)
+    without = without_penalties(episode, {(episode.group_id, episode.turns[0].role)})
+    same = all(a.reward == b.reward for a, b in zip(episode.turns, without.turns, strict=True))
+    bare = [None] * len(samples) if same or validate else episode_to_samples(without)
     return [
-        sample_output(sample, episode, row=row, rows=len(samples), validate=validate, store=store)
+        sample_output(
+            sample,
+            episode,
+            row=row,
+            rows=len(samples),
+            validate=validate,
+            store=store,
+            bare=bare[row],
+        )
         for row, sample in enumerate(samples)
     ]
 

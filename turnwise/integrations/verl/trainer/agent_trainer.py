@@ -73,6 +73,7 @@ from turnwise.integrations.verl.trainer.pools import (
 )
 from turnwise.integrations.verl.trainer.records import Recorder
 from turnwise.integrations.verl.trainer.selection import (
+    bare_rewards,
     broken_groups,
     groups_per_mini_batch,
     rewards_on_tokens,
@@ -448,6 +449,12 @@ class AgentTrainer(PacedTrainer):
             # What is trained is what is shown.
             metrics["rollout/env_reward"] = metrics["rollout/reward"]
             metrics["rollout/reward"] = float(rows.batch.rewards.sum()) / len(rows.members)
+        elif self.algorithm.compares_groups:
+            rewards, groups = bare_rewards(rows.batch, rows.infos)
+            metrics["group/penalty_only"] = float(groups)
+            if groups and self.algorithm.penalty_only_groups == "drop":
+                write_tokens(batch, rows, {"rewards": rewards})
+                rows = replace(rows, batch=rows.batch.replace(rewards=rewards))
         kept, found = filter_groups(rows.batch, self.algorithm)
         metrics |= found
         normal = self.state.normalizer(rows.batch, [info["tag"] for info in rows.infos])

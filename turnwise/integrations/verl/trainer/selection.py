@@ -1,7 +1,7 @@
 """Selection of a step's rows, the step's metrics, and rewards of user functions."""
 
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -10,11 +10,12 @@ from torch import Tensor
 
 from turnwise.config.schema import RolloutConfig
 from turnwise.data.batch import Batch
+from turnwise.data.penalties import Sums, only_penalties
 from turnwise.log.metrics import judged
 
 Info = Mapping[str, Any]
 """The agent loop's record of a row: episode, group, member, row, status, turns, reward, success,
-attempts."""
+attempts; `sums` of its rewards, and `bare`, the row's rewards without penalties if it has any."""
 
 
 def broken_groups(members: Sequence[Info], config: RolloutConfig) -> set[int]:
@@ -74,6 +75,23 @@ def step_metrics(
     if known:
         metrics["rollout/success"] = sum(known) / len(known)
     return metrics
+
+
+def bare_rewards(batch: Batch, infos: Sequence[Info]) -> tuple[Tensor, int]:
+    """(rewards [B, T] without the penalties of groups that differ in nothing else, how many such
+    groups there are)."""
+    groups: defaultdict[int, list[Sums]] = defaultdict(list)
+    for info in infos:
+        if info["row"] == 0:
+            groups[info["group"]].append(Sums(*info["sums"]))
+    found = {group for group, members in groups.items() if only_penalties(members)}
+    rewards = batch.rewards.clone()
+    for row, info in enumerate(infos):
+        if info["group"] in found and info["bare"] is not None:
+            start = int(batch.response_mask[row].int().argmax())
+            bare = torch.tensor(info["bare"], dtype=rewards.dtype)
+            rewards[row, start : start + len(bare)] = bare
+    return rewards, len(found)
 
 
 def rewards_on_tokens(batch: Batch, rewards: Tensor) -> Tensor:
