@@ -4,8 +4,8 @@ training; every stage evaluated on the same held-out tasks, each once.
     python benchmarks/gpu/stages.py --out FOLDER --model DIR [--gguf FILE]
         [--recipe qwen_1_5b_alfworld] [--tasks N] [--demonstrations FILE.jsonl.gz]
         [--sizes 0 50 200 1000 3000] [--train-from 200 --train-steps 100 --algorithms gigpo grpo]
-        [--seeds 0 1 2] [--lora 16] [--temperatures 0.4 1.0] [--turns LOCK]
-        [--set KEY=VALUE ...] [--critic-set KEY=VALUE ...]
+        [--start FOLDER ...] [--keep FOLDER] [--seeds 0 1 2] [--lora 16] [--temperatures 0.4 1.0]
+        [--turns LOCK] [--set KEY=VALUE ...] [--critic-set KEY=VALUE ...]
 
 The environment's files are settings: --set env.options.floorplans=FILE env.options.games=FILE for
 ALFWorld, --set env.options.products=FOLDER for WebShop. --tasks N evaluates the held-out tasks of
@@ -16,12 +16,27 @@ may be made ahead, on a machine without a GPU:
 
 A size takes the first so many of them. Every seed imitates anew, and every algorithm of a seed
 starts from the same model, the one after --train-from demonstrations. --critic-set is for the
-algorithms that have a critic. Nothing large stays in FOLDER: with --lora, it gets the adapter of
-every size. FOLDER/results.json is written after every stage: success and mean reward with 95 %
-intervals, successes by kind of task where the environment names kinds, generated tokens, and the
-seconds of each part. Where replies have thoughts, every evaluation is also made with the thoughts
-cut away. Ctrl-C ends one training early; it is evaluated then. Runs with the same --turns LOCK take
-turns on the GPU (turns.py).
+algorithms that have a critic. FOLDER/results.json is written after every stage: success and mean
+reward with 95 % intervals, successes by kind of task where the environment names kinds, generated
+tokens, and the seconds of each part. Where replies have thoughts, every evaluation is also made
+with the thoughts cut away. A stage that fails is in results.json with its error, and the next one
+begins. Ctrl-C or --set train.max_minutes=M ends a training early; it is evaluated then. Runs with
+the same --turns LOCK take turns on the GPU (turns.py).
+
+In several stretches: nothing large stays in FOLDER, but with --lora it gets the adapter of every
+imitation and training, in bfloat16. --start begins the training from such an adapter instead of an
+imitation, or from several, one merged after the other; --keep leaves the imitated models in another
+folder, as FOLDER/imitated-sSEED, and --start takes those too. "{seed}" in --start is the seed.
+
+    stages.py --out a --lora 8 --sizes --train-from 50 --train-steps 50 ...
+    stages.py --out b --lora 8 --start a/adapter-50-s0 --train-steps 50 --algorithms grpo ...
+    stages.py --out c --lora 8 --start a/adapter-50-s0 a/adapter-gigpo-s0 --train-steps 50 ...
+
+From a machine that ends commands at a limit and returns few, small files: a command within the
+limit, then one archive in parts. A training's curve up to where it was killed is in FOLDER/runs.
+
+    timeout -s KILL 560 python benchmarks/gpu/stages.py --out a ...
+    tar c a | split -b 15000000 - $OUT/a.tar.      # and there: cat a.tar.* | tar x
 """
 
 import argparse
@@ -31,9 +46,11 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +62,7 @@ from turns import Turns, around, native_takes, nothing
 WITHOUT_CRITIC = {name for name, words in ALGORITHMS.items() if set(NO_CRITIC) <= {*words}}
 HOLD_SECONDS = 8.0
 """Of the GPU, before another run has a turn: an update of imitation takes a third of a second."""
+SIZES = [0, 50, 200, 1000, 3000]
 MOST_GAMES = 2000
 """Held-out tasks that are looked at for the end of a file of games."""
 TINY = [
@@ -88,6 +106,8 @@ class Plan:
     out: Path
     critic: tuple[str, ...]
     """Overrides for algorithms that have a critic."""
+    model: Path
+    """What imitation starts from."""
     scratch: Path
     """For what is large and not kept."""
 
@@ -215,12 +235,14 @@ def imitate(plan: Plan, size: int, seed: int, keep: Path | None) -> dict[str, An
         keep: gets the model, for what is trained from it.
     """
     from turnwise.train.generators import make_generator
-    from turnwise.train.networks import save_adapter, save_policy
+    from turnwise.train.networks import save_policy
     from turnwise.train.sft import SftTrainer
 
     seconds = Seconds()
     many = (f"sft.limit={max(size, 2)}", f"sft.epochs={epochs_of(size)}", f"seed={seed}")
     config = config_of(plan, "train.steps=0", *many, f"log.name=sft-{size}-s{seed}")
+    whole = config.train.model_copy(update={"max_minutes": None})  # the limit is the training's
+    config = config.model_copy(update={"train": whole})
     with seconds("load"):
         trainer = SftTrainer(config)
     found: dict[str, Any] = {
@@ -231,6 +253,8 @@ def imitate(plan: Plan, size: int, seed: int, keep: Path | None) -> dict[str, An
     if size:
         with seconds("imitate"):
             result = trainer.fit()
+        if result.stopped is not None:
+            raise RuntimeError(f"stopped after {result.steps} steps: {result.stopped}")
         rows = result.metrics()
         tokens = sum(row.get("sft/tokens") or 0.0 for row in rows)
         found |= {
@@ -242,9 +266,7 @@ def imitate(plan: Plan, size: int, seed: int, keep: Path | None) -> dict[str, An
             ],
             "token_accuracy": rows[-1].get("sft/token_accuracy"),
         }
-        save = save_adapter(trainer.policy)
-        if save is not None:
-            save(plan.out / f"adapter-{size}-s{seed}")
+        keep_adapter(trainer.policy, plan.out / f"adapter-{size}-s{seed}")
     else:
         trainer.run.close()
     with seconds("evaluate"):
@@ -257,6 +279,38 @@ def imitate(plan: Plan, size: int, seed: int, keep: Path | None) -> dict[str, An
     del trainer, generator
     make_room()
     return found | {"seconds": seconds.parts}
+
+
+def keep_adapter(policy: Any, folder: Path) -> None:
+    """Writes the policy's adapter, where it has one, with 16 bits to a number: half the size."""
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    from turnwise.train.networks import save_adapter
+
+    save = save_adapter(policy)
+    if save is not None:
+        save(folder)
+        file = folder / "adapter_model.safetensors"
+        halved = {name: tensor.to(torch.bfloat16) for name, tensor in load_file(file).items()}
+        save_file(halved, file, metadata={"format": "pt"})
+
+
+def begin_with(model: Path, folders: Sequence[Path], where: Path) -> Path:
+    """The folder of the model that --start means: one of the folders, or adapters that are merged
+    into `model`, one after the other. What had to be merged is in `where`."""
+    from turnwise.config.schema import ModelConfig
+    from turnwise.models.policy import load_model, load_tokenizer
+    from turnwise.train.networks import save_pretrained
+
+    for number, folder in enumerate(folders):
+        if (folder / "config.json").is_file():
+            model = folder
+            continue
+        merged = ModelConfig(path=str(model), adapter=str(folder))
+        model = where / str(number)
+        save_pretrained(load_model(merged), load_tokenizer(merged), model)
+    return model
 
 
 def train(plan: Plan, start: Path, steps: int, algorithm: str, seed: int) -> dict[str, Any]:
@@ -276,6 +330,7 @@ def train(plan: Plan, start: Path, steps: int, algorithm: str, seed: int) -> dic
     with seconds("evaluate"):
         trainer.generator.weights_updated(result.steps + 1)
         held_out = evaluate(plan, trainer.config, trainer.generator, tokenizer)
+    keep_adapter(trainer.policy, plan.out / f"adapter-{algorithm}-s{seed}")
     del trainer
     make_room()
     return {
@@ -336,6 +391,8 @@ def make_demonstrations(plan: Plan, count: int) -> dict[str, Any]:
 
 def line(row: Mapping[str, Any]) -> str:
     """A stage in a line."""
+    if "failed" in row:
+        return f"{row['stage']:26} {row.get('demonstrations', ''):>5}  failed: {row['failed']}"
     times = ", ".join(f"{name} {value:g} s" for name, value in row["seconds"].items())
     success = ", ".join(
         f"{share(played['success'])}, reward {played['reward'][0]:.3g} at {temperature}"
@@ -353,29 +410,86 @@ def tiny_folder(where: Path) -> Path:
     return where
 
 
+def attempt(work: Callable[[], dict[str, Any]], **facts: Any) -> dict[str, Any]:
+    """The stage's row, or the facts and the error of one that failed: the others go on."""
+    try:
+        return work()
+    except Exception as error:
+        traceback.print_exc()
+        failed = {**facts, "failed": f"{type(error).__name__}: {error}", "seconds": {}}
+    make_room()
+    return failed
+
+
 def run_all(options: argparse.Namespace, plan: Plan) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
 
-    def done(row: dict[str, Any]) -> None:
+    def done(row: dict[str, Any]) -> bool:
         rows.append(row)
         print(line(row), flush=True)
         data = {"machine": machine(), "command": sys.argv, "stages": rows}
         for path in (plan.out / "results.json", *([options.json] if options.json else [])):
-            path.write_text(json.dumps(data, indent=1), encoding="utf-8")
+            beside = path.with_name(f".{path.name}")
+            beside.write_text(json.dumps(data, indent=1), encoding="utf-8")
+            beside.replace(path)
+        return "failed" not in row
 
-    first = options.train_from if options.train_steps else None
-    sizes = sorted({*options.sizes, *(() if first is None else (first,))})
-    if not plan.demonstrations.is_file():
+    first = options.train_from if options.train_steps and not options.start else None
+    sizes = sizes_of(options)
+    if sizes and not plan.demonstrations.is_file():
         done(make_demonstrations(plan, max(sizes)))
     for seed in options.seeds:
-        start = plan.scratch / f"imitated-s{seed}"
+        start, ready = (options.keep or plan.scratch) / f"imitated-s{seed}", bool(options.start)
         for size in sizes:
-            done(imitate(plan, size, seed, start if size == first else None))
-        for algorithm in options.algorithms if first is not None else ():
-            row = train(plan, start, options.train_steps, algorithm, seed)
-            done({**row, "demonstrations": first})
-        shutil.rmtree(start, ignore_errors=True)
+            keep = start if size == first else None
+            work = partial(imitate, plan, size, seed, keep)
+            well = done(attempt(work, stage="imitation", demonstrations=size, seed=seed))
+            ready |= well and keep is not None
+        merged = plan.scratch / f"start-s{seed}"
+        if options.start:
+            named = [of_seed(folder, seed) for folder in options.start]
+            start = begin_with(plan.model, named, merged)
+        begun = {"start": list(map(str, options.start))} if options.start else {}
+        for algorithm in options.algorithms if options.train_steps and ready else ():
+            facts = {"stage": f"imitation, then {algorithm}", "seed": seed}
+            work = partial(train, plan, start, options.train_steps, algorithm, seed)
+            done({**attempt(work, **facts), **(begun or {"demonstrations": first})})
+        shutil.rmtree(merged, ignore_errors=True)
+        if options.keep is None:
+            shutil.rmtree(plan.scratch / f"imitated-s{seed}", ignore_errors=True)
     return rows
+
+
+def of_seed(folder: Path, seed: int) -> Path:
+    """Example:
+    >>> of_seed(Path("adapter-50-s{seed}"), 2).name
+    'adapter-50-s2'
+    """
+    return Path(str(folder).replace("{seed}", str(seed)))
+
+
+def sizes_of(options: argparse.Namespace) -> list[int]:
+    """Numbers of demonstrations to imitate: those asked for, and the one that training needs."""
+    asked = options.sizes
+    if asked is None:
+        asked = [] if options.start else SIZES
+    needed = {options.train_from} if options.train_steps and not options.start else set[int]()
+    return sorted({*asked, *needed})
+
+
+def too_few(demonstrations: Path, sizes: Sequence[int]) -> str | None:
+    """What is wrong with a file of demonstrations that has fewer than a size asks for."""
+    from turnwise.json_lines import read_json_lines
+
+    if not sizes or not demonstrations.is_file():
+        return None
+    count = sum(1 for _ in read_json_lines(demonstrations, lambda row: row))
+    if count >= max(sizes):
+        return None
+    return (
+        f"{demonstrations} has {count} demonstrations, and {max(sizes)} are asked for; make more, "
+        "or give another number to --sizes and --train-from"
+    )
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -387,12 +501,14 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--gguf", help="the model's file in its folder, where it is a GGUF")
     parser.add_argument("--recipe", default="qwen_1_5b_alfworld")
     parser.add_argument("--demonstrations", type=Path)
-    parser.add_argument("--sizes", type=int, nargs="*", default=[0, 50, 200, 1000, 3000])
+    parser.add_argument("--sizes", type=int, nargs="*", help="default: 0 50 200 1000 3000")
     parser.add_argument("--train-from", type=int, default=200, help="demonstrations before it")
     parser.add_argument("--algorithms", nargs="+", choices=sorted(ALGORITHMS), default=["gigpo"])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--temperatures", type=float, nargs="+", default=[0.4, 1.0])
     parser.add_argument("--train-steps", type=int, default=0)
+    parser.add_argument("--start", type=Path, nargs="+", default=[], help="model or adapters")
+    parser.add_argument("--keep", type=Path, help="folder that imitated models stay in")
     parser.add_argument("--lora", type=int, default=0, help="rank of the adapters; 0: full")
     parser.add_argument("--tasks", type=int, help="held-out tasks; default: all games of a file")
     parser.add_argument("--turns", type=Path, help="file that runs on one GPU share")
@@ -404,8 +520,13 @@ def main(words: Sequence[str] | None = None) -> int:
     options = parser.parse_args(words)
     if options.tiny == (options.model is not None):
         parser.error("give --model DIR, or --tiny")
-    if not options.sizes and not options.train_steps:
+    if not sizes_of(options) and not options.train_steps:
         parser.error("nothing to do: give --sizes, or --train-steps")
+    for folder in (of_seed(folder, seed) for folder in options.start for seed in options.seeds):
+        if not any((folder / f"{kind}config.json").is_file() for kind in ("", "adapter_")):
+            parser.error(f"--start: {folder} is neither a model nor an adapter")
+    if (options.out / "runs").exists():
+        parser.error(f"{options.out} has runs already; give another folder to --out")
     options.out.mkdir(parents=True, exist_ok=True)
     if options.turns is not None:
         take_turns(options.turns)
@@ -416,7 +537,8 @@ def main(words: Sequence[str] | None = None) -> int:
             model = plain_model(options.model, options.gguf, Path(scratch))
         else:
             model = options.model
-        lora = [f"model.lora.rank={options.lora}", "sft.lr=1e-4"] if options.lora else []
+        rates = ("sft.lr=1e-4", "train.lr=4e-5")
+        lora = [f"model.lora.rank={options.lora}", *rates] if options.lora else []
         plan = Plan(
             recipe=options.recipe,
             words=(
@@ -430,16 +552,20 @@ def main(words: Sequence[str] | None = None) -> int:
             keep="all" if options.tiny else "success",  # nobody succeeds in a tiny run's two turns
             out=options.out,
             critic=tuple(options.critic_settings),
+            model=model,
             scratch=Path(scratch),
         )
+        wrong = too_few(plan.demonstrations, sizes_of(options))
+        if wrong is not None:
+            parser.error(wrong)
         try:
             held_out_plans(
                 config_of(plan, "train.steps=0"), plan.tasks
             )  # said before hours of work
         except ValueError as error:
             parser.error(str(error))
-        run_all(options, plan)
-    return 0
+        rows = run_all(options, plan)
+    return int(any("failed" in row for row in rows))
 
 
 if __name__ == "__main__":

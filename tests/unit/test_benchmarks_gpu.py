@@ -1,6 +1,7 @@
 """The GPU benchmarks run on the CPU with a tiny model: what they print elsewhere comes out of the
 same code."""
 
+import importlib
 import json
 import os
 import subprocess
@@ -10,12 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import warm
+from safetensors.torch import load_file
 
 ROOT = Path(__file__).parents[2]
 
 
-def run(script: str, folder: Path, *words: str) -> dict[str, Any]:
+def run(script: str, folder: Path, *words: str, code: int = 0) -> dict[str, Any]:
     out = folder / "out.json"
     done = subprocess.run(
         [
@@ -33,7 +36,7 @@ def run(script: str, folder: Path, *words: str) -> dict[str, Any]:
         capture_output=True,
         text=True,
     )
-    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.returncode == code, done.stderr[-2000:]
     return json.loads(out.read_text())
 
 
@@ -105,6 +108,70 @@ def test_stages_of_a_recipe_without_kinds_of_tasks(tmp_path: Path) -> None:
     assert played["reward"][1] <= played["reward"][0] <= played["reward"][2]
 
 
+def stages_script() -> Any:
+    sys.path.insert(0, str(ROOT / "benchmarks/gpu"))
+    try:
+        return importlib.import_module("stages")
+    finally:
+        sys.path.pop(0)
+
+
+FEW = ["--tasks", "2", "--temperatures", "1.0", "--train-steps", "1"]
+
+
+def test_training_goes_on_from_the_adapters_of_an_earlier_run(tmp_path: Path) -> None:
+    first, kept = tmp_path / "first", tmp_path / "kept"
+    lora = ["--lora", "2", "--sizes", "--train-from", "4", "--set", "sft.lr=0.05"]
+    run("stages.py", tmp_path, "--out", str(first), "--keep", str(kept), *lora, *FEW)
+    adapters = [first / "adapter-4-s0", first / "adapter-gigpo-s0"]
+    for folder in adapters:
+        tensors = load_file(folder / "adapter_model.safetensors").values()
+        assert {tensor.dtype for tensor in tensors} == {torch.bfloat16}
+    script = stages_script()
+    base = script.tiny_folder(tmp_path / "base")
+    merged = script.begin_with(base, adapters[:1], tmp_path / "merged")
+    old, imitated, again = (
+        load_file(folder / "model.safetensors") for folder in (base, kept / "imitated-s0", merged)
+    )
+    moved = {name for name in old if not torch.equal(old[name], imitated[name])}
+    assert moved
+    for name in moved:
+        change = imitated[name] - old[name]
+        assert (again[name] - imitated[name]).norm() < 0.01 * change.norm()
+    begun = ["--start", *map(str, adapters), "--algorithms", "grpo"]
+    (row,) = run("stages.py", tmp_path, "--out", str(tmp_path / "then"), *begun, *FEW)["stages"]
+    assert row["start"] == list(map(str, adapters))
+    assert row["steps"] == 1
+
+
+def test_a_stage_that_fails_does_not_end_the_others(tmp_path: Path) -> None:
+    words = ["--sizes", "--train-from", "4", "--algorithms", "gigpo", "bi_level_gae"]
+    words += ["--set", "train.critic_warmup=1", *FEW]  # GiGPO has no critic
+    found = run("stages.py", tmp_path, "--out", str(tmp_path / "out"), *words, code=1)
+    failed, trained = found["stages"][-2:]
+    assert "critic_warmup" in failed["failed"]
+    assert trained["steps"] == 1
+
+
+def test_what_would_waste_a_stretch_of_time_is_refused_at_its_start(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    main = stages_script().main
+    row = json.dumps({"messages": [{"role": "user", "content": "?"}]})
+    (tmp_path / "demos.jsonl").write_text(f"{row}\n{row}\n")
+    (tmp_path / "old" / "runs").mkdir(parents=True)
+    few = ["--demonstrations", str(tmp_path / "demos.jsonl"), "--tasks", "2", "--device", "cpu"]
+    new = ["--out", str(tmp_path / "new"), "--tiny"]
+    for words, said in (
+        ([*new, "--sizes", "3", *few], "has 2 demonstrations, and 3 are asked for"),
+        (["--out", str(tmp_path / "old"), "--tiny", "--sizes", "0"], "has runs already"),
+        ([*new, "--start", str(tmp_path), "--train-steps", "1"], "neither a model nor an adapter"),
+    ):
+        with pytest.raises(SystemExit):
+            main(words)
+        assert said in capsys.readouterr().err
+
+
 def test_runs_that_share_a_gpu_compute_in_turn(tmp_path: Path) -> None:
     """Each step reads a file, waits and writes the next number: two at once would lose one."""
     code = """
@@ -144,11 +211,7 @@ def test_an_arm_is_measured_and_taken_up_again(tmp_path: Path) -> None:
 
 
 def test_every_game_of_a_file_is_held_out_and_endless_ones_are_counted(tmp_path: Path) -> None:
-    sys.path.insert(0, str(ROOT / "benchmarks/gpu"))
-    try:
-        from stages import held_out_plans
-    finally:
-        sys.path.pop(0)
+    held_out_plans = stages_script().held_out_plans
     from turnwise.config import run_config
     from turnwise.envs.games.alfworld.games import save_games
     from turnwise.envs.games.alfworld.generate import GameMaker
