@@ -398,6 +398,11 @@ def test_the_best_are_kept() -> None:
     assert names(keep_best(twice, 1)) == ["a1", "b1"]
 
 
+def test_an_episode_cut_by_its_turn_limit_is_not_the_best_of_its_task() -> None:
+    cut = outcome("d0", task="d", reward=0.0, success=None)  # the environment said nothing yet
+    assert names(keep_best([*TRIED, cut], 1)) == ["a1", "b1"]
+
+
 def test_nothing_left_is_said() -> None:
     with pytest.raises(ValueError, match="none of the 2 episodes succeeded"):
         keep_best([TRIED[0], TRIED[5]], "success")

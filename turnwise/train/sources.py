@@ -19,6 +19,7 @@ from turnwise.evaluate.player_names import KINDS, load_player
 from turnwise.evaluate.players import NO_TOKENS, Player, player_proxy, reply_text
 from turnwise.json_lines import FileError, read_json_lines
 from turnwise.log.export import conversations
+from turnwise.log.metrics import successes
 from turnwise.log.records import checked, obj
 from turnwise.log.store import RunReader, read_episode
 from turnwise.procs.threads import SideThread
@@ -103,25 +104,27 @@ def counted(episodes: Sequence[Episode]) -> str:
 
 
 def keep_best(episodes: Sequence[Episode], keep: Keep) -> list[Episode]:
-    """The episodes to learn from, in their order: rejection sampling by `sft.keep`.
+    """The episodes to learn from, in their order: rejection sampling by `sft.keep`. An episode that
+    ended before its environment spoke of success did not succeed, if others of its tag heard of it.
 
     Raises:
         ValueError: none is left.
     """
     if keep == "all":
         return list(episodes)
+    succeeded = successes(episodes)
     if keep == "success":
-        best = [episode for episode in episodes if episode.success]
-        if not best and all(episode.success is None for episode in episodes):
+        best = [one for one, won in zip(episodes, succeeded, strict=True) if won]
+        if not best and all(won is None for won in succeeded):
             raise ValueError(
                 f"none of the {len(episodes)} episodes says whether it succeeded, so the best are "
                 "those with the highest reward: `--best 1` keeps one of each task"
             )
     else:
         ranked: dict[str, list[int]] = {}
-        for place, episode in enumerate(episodes):
-            if episode.success is not False:
-                ranked.setdefault(episode.task.id, []).append(place)
+        for place, won in enumerate(succeeded):
+            if won is not False:
+                ranked.setdefault(episodes[place].task.id, []).append(place)
         chosen = {
             place
             for tried in ranked.values()
