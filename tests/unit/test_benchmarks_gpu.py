@@ -172,6 +172,18 @@ def test_what_would_waste_a_stretch_of_time_is_refused_at_its_start(
         assert said in capsys.readouterr().err
 
 
+def test_a_rollout_is_taken_apart(tmp_path: Path) -> None:
+    few = ["rollout.train.env_groups=2", "rollout.train.group_size=2", "rollout.slots=2"]
+    words = ["--recipe", "smollm2_countdown", "--repeats", "1", "--every-ms", "0.5"]
+    found = run("turn_profile.py", tmp_path, *words, "--set", *few)
+    (row,) = found["rollouts"]
+    assert (row["episodes"], row["turns"]) == (4, 4)
+    assert 2 <= row["blocks_with_prompts"] <= row["blocks"]
+    parts = ("prefill_seconds", "decode_seconds", "idle_seconds")
+    assert sum(row[part] for part in parts) == pytest.approx(row["seconds"])
+    assert any(look["ours"].startswith("generate/blocks/") for look in found["looks"])
+
+
 def test_runs_that_share_a_gpu_compute_in_turn(tmp_path: Path) -> None:
     """Each step reads a file, waits and writes the next number: two at once would lose one."""
     code = """
