@@ -59,6 +59,18 @@ class Hopeless(BaseEnv):
         return "Over.", 0.0, True, {"success": False}
 
 
+class Silent(Hopeless):
+    """Goes on for ever. Training tasks hear nothing of success, as where it is reported at the end
+    alone."""
+
+    def reset(self, seed: int | None = None, split: str = "train", **kwargs: Any) -> str:
+        self._split = split
+        return "Go."
+
+    def step(self, action: str) -> tuple[str, float, bool, dict[str, Any]]:
+        return "On.", 0.0, False, {"success": False} if self._split == "val" else {}
+
+
 class Broken(BaseEnv):
     """Cannot even be made."""
 

@@ -325,10 +325,13 @@ def test_a_last_step_without_variance_ends_a_run_like_any_other(tmp_path: Path) 
     assert result.steps == 2
 
 
-def test_a_run_that_says_one_thing_without_success_stops_with_advice(tmp_path: Path) -> None:
+@pytest.mark.parametrize("env", ["Hopeless", "Silent"])
+def test_a_run_that_says_one_thing_without_success_stops_with_advice(
+    tmp_path: Path, env: str
+) -> None:
     config = quick(
         tmp_path,
-        env={**LAKE, "name": "learn_envs:Hopeless", "options": {}},
+        env={**LAKE, "name": f"learn_envs:{env}", "options": {}},
         train={"steps": 9, "max_turn": 1, "lr": 1e-5, "max_collapsed_steps": 3},
         model={"embedded": KNOWS_THE_FORMAT},
         rollout={

@@ -8,9 +8,15 @@ from turnwise.data.samples import contexts
 from turnwise.types import Episode, Status
 
 
-def rollout_metrics(episodes: Sequence[Episode], *, late: int | None = None) -> dict[str, float]:
-    """The metrics of a rollout. Failed episodes are only counted. `late`: episodes that were given
-    up because enough groups were over, where `rollout.enough_groups` is set.
+def rollout_metrics(
+    episodes: Sequence[Episode], *, late: int | None = None, speaking: Collection[str] = ()
+) -> dict[str, float]:
+    """The metrics of a rollout. Failed episodes are only counted.
+
+    Args:
+        late: episodes that were given up because enough groups were over, where
+            `rollout.enough_groups` is set.
+        speaking: tags whose environments are known to report success.
 
     Example:
         >>> rollout_metrics([])
@@ -29,7 +35,7 @@ def rollout_metrics(episodes: Sequence[Episode], *, late: int | None = None) -> 
             shares = [float(episode.status is status) for episode in episodes]
             metrics[f"rollout/status/{status.value}"] = _mean(shares)
     if played:
-        metrics |= _outcomes(played) | _sizes(played) | _groups(played)
+        metrics |= _outcomes(played, speaking) | _sizes(played) | _groups(played)
     if any(episode.turns for episode in played):
         metrics |= _replies(played) | _thoughts(played)
     return {name: float(value) for name, value in metrics.items()}
@@ -136,7 +142,7 @@ def _std(values: Sequence[float]) -> float:
     return math.sqrt(math.fsum((value - mean) ** 2 for value in values) / len(values))
 
 
-def _outcomes(played: Sequence[Episode]) -> dict[str, float]:
+def _outcomes(played: Sequence[Episode], speaking: Collection[str]) -> dict[str, float]:
     rewards = [episode.reward for episode in played]
     metrics: dict[str, float] = {
         "rollout/reward": _mean(rewards),
@@ -150,7 +156,7 @@ def _outcomes(played: Sequence[Episode]) -> dict[str, float]:
             parts[name].append(value)
     for name, values in parts.items():  # a part that an episode lacks is 0 there
         metrics[f"rollout/reward/{name}"] = math.fsum(values) / len(played)
-    judged = zip(played, successes(played), strict=True)
+    judged = zip(played, successes(played, speaking=speaking), strict=True)
     known = [(episode.tag, float(success)) for episode, success in judged if success is not None]
     if known:
         metrics["rollout/success"] = _mean(success for _, success in known)

@@ -102,7 +102,7 @@ class RunTrainer(ABC):
         """A callback asked for the end."""
         self.evaluations: list[Evaluated] = []
         self._reports: dict[str, bool] = {}
-        """Of the evaluations: which environments report success."""
+        """Tag -> whether its environment reports success, as far as it is known."""
         self.step: int = 0
         """Training steps done."""
 

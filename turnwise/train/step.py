@@ -3,7 +3,7 @@
 """The training step, on one screen. docs/dev/step.md follows it to the optimizer."""
 
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Collection, Generator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 
@@ -61,6 +61,7 @@ def training_step(
     normalizer: RewardNormalizer,
     pad_id: int,
     exact: bool,
+    speaking: Collection[str] = (),
     make_room: Callable[[], None] = lambda: None,
     discardable: Callable[[], AbstractContextManager[None]] = nullcontext,
 ) -> StepRecord:
@@ -70,6 +71,8 @@ def training_step(
         exact: the sampler's log-probs are the trainer's (float32 on the CPU, same weights), so they
             need no second scoring; the gap between the two is measured in any case.
         make_room: called between rollout and update, to free memory that only the rollout needs.
+        speaking: tags whose environments are known to report success: there an episode that ended
+            before they did has failed.
         discardable: entered for the rollout, which changes nothing that a checkpoint holds: it may
             be thrown away by an exception.
 
@@ -81,7 +84,7 @@ def training_step(
     with clock("rollout"), discardable():  # 1. Play the step's episodes.
         rollout = proxy.play(step)
         everyone = (*rollout.episodes, *rollout.dropped)
-        metrics |= rollout_metrics(everyone, late=rollout.late)
+        metrics |= rollout_metrics(everyone, late=rollout.late, speaking=speaking)
 
     with clock("batch"):  # 2. Samples and a batch; the ledger checks that no token changed.
         episodes, found = credited(rollout.episodes, learner.algorithm)

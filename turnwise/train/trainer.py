@@ -179,6 +179,7 @@ class PPOTrainer(RunTrainer):
             "kl_coef": self.learner.kl.coef,
             "idle_steps": self.idle_steps,
             "collapsed_steps": self.collapsed_steps,
+            "reports_success": dict(self._reports),
             "reward_statistics": self.normalizer.state_dict(),
             "env_resets": self.proxy.env_state.num_resets,
             "code": self._code,
@@ -216,9 +217,11 @@ class PPOTrainer(RunTrainer):
             normalizer=self.normalizer,
             pad_id=self.policy.tokenizer.pad_token_id,
             exact=self.policy.precision.exact and self.config.rollout.generator is None,
+            speaking=[tag for tag, speaks in self._reports.items() if speaks],
             make_room=self._make_room,
             discardable=self._stop.discardable,
         )
+        self._reports |= {one.tag: True for one in result.episodes if one.success is not None}
         if result.updated:
             self.generator.weights_updated(self.learner.version)
         self._store(result)
@@ -312,6 +315,7 @@ class PPOTrainer(RunTrainer):
             self.learner.adapt_kl(self.algorithm.kl_target, num_episodes=0)
         self.idle_steps = state["idle_steps"]
         self.collapsed_steps = state.get("collapsed_steps", 0)
+        self._reports |= state.get("reports_success", {})
         self.normalizer.load_state_dict(state["reward_statistics"])
         torch.set_rng_state(tensors["torch_rng"])
         old: dict[str, str] = state.get("code", {})
