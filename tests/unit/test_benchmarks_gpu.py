@@ -153,6 +153,25 @@ def test_a_stage_that_fails_does_not_end_the_others(tmp_path: Path) -> None:
     assert trained["steps"] == 1
 
 
+def test_as_many_demonstrations_are_made_as_a_size_asks_for(tmp_path: Path) -> None:
+    """The expert of Sokoban fails in some rooms."""
+    script = stages_script()
+    plan = script.Plan(
+        recipe="smollm2_sokoban_imitate",
+        words=(),
+        last=(),
+        demonstrations=tmp_path / "demos.jsonl.gz",
+        tasks=1,
+        keep="success",
+        temperatures=(1.0,),
+        out=tmp_path,
+        critic=(),
+        model=tmp_path,
+        scratch=tmp_path,
+    )
+    assert script.make_demonstrations(plan, 40)["episodes"] == 40
+
+
 def test_what_would_waste_a_stretch_of_time_is_refused_at_its_start(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
