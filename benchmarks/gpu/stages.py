@@ -26,18 +26,22 @@ evaluated then. Runs with the same --turns LOCK take turns on the GPU (turns.py)
 
 In several stretches: nothing large stays in FOLDER, but with --lora it gets the adapter of every
 imitation and training, in bfloat16. --start begins the training from such an adapter instead of an
-imitation, or from several, one merged after the other; --keep leaves the imitated models in another
-folder, as FOLDER/imitated-sSEED, and --start takes those too. "{seed}" in --start is the seed.
+imitation, or from several, one merged after the other. --keep leaves every imitated model in
+another folder, as FOLDER/imitated-SIZE-sSEED, and --start takes those too. "{seed}" in --start is
+the seed.
 
     stages.py --out a --lora 8 --sizes --train-from 50 --train-steps 50 ...
     stages.py --out b --lora 8 --start a/adapter-50-s0 --train-steps 50 --algorithms grpo ...
     stages.py --out c --lora 8 --start a/adapter-50-s0 a/adapter-gigpo-s0 --train-steps 50 ...
 
 From a machine that ends commands at a limit and returns few, small files: a command within the
-limit, then one archive in parts. A training's curve up to where it was killed is in FOLDER/runs.
+limit, one archive of results and curves, and an adapter in parts. The curve of a training up to
+where it was killed is in FOLDER/runs.
 
     timeout -s KILL 560 python benchmarks/gpu/stages.py --out a ...
-    tar c a | split -b 15000000 - $OUT/a.tar.      # and there: cat a.tar.* | tar x
+    tar cz --exclude 'adapter-*' a > $OUT/a.tar.gz
+    tar c a/adapter-50-s0 | split -b 15000000 - $OUT/adapter.tar.
+    cat adapter.tar.* | tar x                                      # at home
 """
 
 import argparse
@@ -444,12 +448,14 @@ def run_all(options: argparse.Namespace, plan: Plan) -> list[dict[str, Any]]:
         if wrong is not None:
             raise SystemExit(wrong)
     for seed in options.seeds:
-        start, ready = (options.keep or plan.scratch) / f"imitated-s{seed}", bool(options.start)
+        start, ready = plan.scratch, bool(options.start)
         for size in sizes:
-            keep = start if size == first else None
-            work = partial(imitate, plan, size, seed, keep)
+            model = (options.keep or plan.scratch) / f"imitated-{size}-s{seed}"
+            kept = size == first or (options.keep is not None and size > 0)
+            work = partial(imitate, plan, size, seed, model if kept else None)
             well = done(attempt(work, stage="imitation", demonstrations=size, seed=seed))
-            ready |= well and keep is not None
+            if size == first:
+                start, ready = model, well
         merged = plan.scratch / f"start-s{seed}"
         if options.start:
             named = [of_seed(folder, seed) for folder in options.start]
@@ -461,7 +467,7 @@ def run_all(options: argparse.Namespace, plan: Plan) -> list[dict[str, Any]]:
             done({**attempt(work, **facts), **(begun or {"demonstrations": first})})
         shutil.rmtree(merged, ignore_errors=True)
         if options.keep is None:
-            shutil.rmtree(plan.scratch / f"imitated-s{seed}", ignore_errors=True)
+            shutil.rmtree(plan.scratch / f"imitated-{first}-s{seed}", ignore_errors=True)
     return rows
 
 

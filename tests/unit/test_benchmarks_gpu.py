@@ -121,17 +121,18 @@ FEW = ["--tasks", "2", "--temperatures", "1.0", "--train-steps", "1"]
 
 def test_training_goes_on_from_the_adapters_of_an_earlier_run(tmp_path: Path) -> None:
     first, kept = tmp_path / "first", tmp_path / "kept"
-    lora = ["--lora", "2", "--sizes", "--train-from", "4", "--set", "sft.lr=0.05"]
+    lora = ["--lora", "2", "--sizes", "2", "--train-from", "4", "--set", "sft.lr=0.05"]
     run("stages.py", tmp_path, "--out", str(first), "--keep", str(kept), *lora, *FEW)
     adapters = [first / "adapter-4-s0", first / "adapter-gigpo-s0"]
     for folder in adapters:
         tensors = load_file(folder / "adapter_model.safetensors").values()
         assert {tensor.dtype for tensor in tensors} == {torch.bfloat16}
     script = stages_script()
+    assert sorted(path.name for path in kept.iterdir()) == ["imitated-2-s0", "imitated-4-s0"]
     base = script.tiny_folder(tmp_path / "base")
     merged = script.begin_with(base, adapters[:1], tmp_path / "merged")
     old, imitated, again = (
-        load_file(folder / "model.safetensors") for folder in (base, kept / "imitated-s0", merged)
+        load_file(folder / "model.safetensors") for folder in (base, kept / "imitated-4-s0", merged)
     )
     moved = {name for name in old if not torch.equal(old[name], imitated[name])}
     assert moved
