@@ -79,6 +79,16 @@ def test_a_rollout_counted_by_hand() -> None:
     assert {name: found[name] for name in expected} == pytest.approx(expected)
 
 
+def test_one_reply_in_each_environment_and_of_each_role_is_one_reply() -> None:
+    two = tuple(make_turn(text, role=text) for text in ("ask", "tell", "ask"))
+    found = rollout_metrics(
+        [make_episode(tag="lake"), make_episode(tag="house", turns=(make_turn("look"),) * 3)]
+        + [make_episode(tag="team", turns=two)] * 2
+    )
+    assert found["rollout/top_reply"] == 1.0
+    assert found["rollout/distinct_replies"] == 4 / 10
+
+
 def test_only_failures_make_no_rewards() -> None:
     found = rollout_metrics([make_episode(turns=(), status=Status.ENV_TIMEOUT, error="slow")])
     assert found["rollout/status/env_timeout"] == 1.0

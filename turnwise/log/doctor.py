@@ -238,7 +238,8 @@ def collapsed(chart: Chart) -> Diagnosis | None:
         metrics=("rollout/top_reply", "rollout/success"),
         evidence=(
             f"every reply is the same and nothing succeeds: in the last {chart.collapsed} steps no "
-            f"episode succeeded, and {top:.0%} of the replies are one text"
+            f"episode succeeded, and {top:.0%} of the replies are one text (in each environment "
+            "and role)"
         ),
         advice=COLLAPSE_ADVICE,
     )

@@ -210,6 +210,11 @@ def _replies(played: Sequence[Episode]) -> dict[str, float]:
     by_state: defaultdict[str, set[str]] = defaultdict(set)
     for turn in turns:
         by_state[turn.state_key].add(turn.text)
+    by_speaker: defaultdict[tuple[str, str], Counter[str]] = defaultdict(Counter)
+    for episode in played:
+        for turn in episode.turns:
+            by_speaker[episode.tag, turn.role][turn.text] += 1
+    top = sum(said.most_common(1)[0][1] for said in by_speaker.values())
     metrics: dict[str, float] = {
         "rollout/reply_tokens": _mean(len(turn.completion.ids) for turn in turns),
         "rollout/reply_tokens_max": max(len(turn.completion.ids) for turn in turns),
@@ -218,7 +223,7 @@ def _replies(played: Sequence[Episode]) -> dict[str, float]:
             float(turn.completion.finish_reason == "length") for turn in turns
         ),
         "rollout/distinct_replies": len(texts) / len(turns),
-        "rollout/top_reply": texts.most_common(1)[0][1] / len(turns),
+        "rollout/top_reply": top / len(turns),
         "rollout/distinct_states": len(by_state) / len(turns),
     }
     tokens = sum(len(turn.completion.ids) for turn in turns)
