@@ -81,9 +81,9 @@ WORSE = {"before": SUMMARY["after"], "after": FIRST}
 ILL: dict[str, tuple[Chart, ...]] = {
     "token_fidelity": (chart(ledger=(BROKEN,)),),
     "not_finite": (chart(not_finite={"train/x": 3, "train/y": 4}),),
+    "collapsed": (chart(last={"rollout/top_reply": 1.0, "rollout/success": 0.0}, collapsed=5),),
     "zero_variance_groups": (chart(last={"rollout/zero_variance_groups": 0.9}),),
     "idle_steps": (chart(last={"train/idle": 1.0}),),
-    "collapsed": (chart(last={"rollout/top_reply": 1.0, "rollout/success": 0.0}, collapsed=5),),
     "template_collapse": (chart(last={"rollout/top_reply": 0.95}),),
     "blind_policy": (chart(last={"rollout/observation_information": 0.01}),),
     "no_better_than_blind": (chart(summary={**SUMMARY, "baselines": [BLIND]}),),
@@ -187,6 +187,15 @@ def test_five_collapsed_steps_in_a_row_are_said(
     follower = Follower(reader)
     follower.look()
     assert follower.view.chart().collapsed == steps
+
+
+def test_a_collapse_is_said_before_what_follows_from_it(tmp_path: Path) -> None:
+    with make_run(tmp_path, config=Config(train=TrainConfig(steps=9))) as run:
+        for step in range(1, 6):
+            run.write_metrics(step, {**LOST, "rollout/zero_variance_groups": 1.0, "train/idle": 1})
+    found = [one.name for one in diagnose(read_chart(RunReader(run.path)))]
+    assert found[0] == "collapsed"
+    assert {"zero_variance_groups", "idle_steps"} < {*found}
 
 
 def test_a_solved_task_is_no_collapse() -> None:

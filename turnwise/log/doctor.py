@@ -577,9 +577,9 @@ def unfinished(chart: Chart) -> Diagnosis | None:
 CHECKS: tuple[Callable[[Chart], Diagnosis | None], ...] = (
     token_fidelity,
     not_finite,
+    collapsed,  # before what follows from it
     zero_variance_groups,
     idle_steps,
-    collapsed,
     template_collapse,
     blind_policy,
     no_better_than_blind,
