@@ -134,6 +134,7 @@ def test_demonstrations_are_written_without_a_model_and_learned_from(
         (["sft", "folder"], "folder is no run directory"),
         (["sft", "--resume", "folder"], "folder is not a run directory"),
         (["sft", "expert", "bandit"], "'bandit' has no expert_action"),
+        (["sft", "exprt", "bandit"], "did you mean expert?"),
         (["sft", "good.jsonl", "sft.epoch=2"], "Did you mean sft.epochs?"),
         (["sft", "good.jsonl", "--best", "0"], "sft.keep"),
         (["sft", "good.jsonl", "backend=trl"], "sft.source is for backend native"),

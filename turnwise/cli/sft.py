@@ -12,6 +12,7 @@ from turnwise.cli.train import config_of_run, run_native, show_plan
 from turnwise.config import Config, show_config
 from turnwise.config.known import remember
 from turnwise.config.load import config_path
+from turnwise.config.tree import nearest
 from turnwise.train.sft_config import NoSourceError, Words, resolve
 
 
@@ -92,11 +93,20 @@ def read_words(words: Sequence[str]) -> Words:
         elif is_player(word) or _is_stored(word):
             sources.append(word)
         else:
+            _refuse_misspelt(word)
             rest.append(word)
     config, overrides = split_source(rest)
     if config is not None and Path(config).is_dir():
         fail(f"{config} is no run directory: it has no config.yaml; give a folder of runs/")
     return Words(sources=tuple(sources), config=config, overrides=(*overrides, *best))
+
+
+def _refuse_misspelt(word: str) -> None:
+    """Ends the command for a word that is nearly a player's name: as a recipe it would be told of
+    recipes."""
+    guess = nearest(word, ("expert", "random"))
+    if guess is not None and "=" not in word and not Path(word).exists():
+        fail(f"{word!r} is neither a source nor a recipe; did you mean {guess}?")
 
 
 def _is_stored(word: str) -> bool:
