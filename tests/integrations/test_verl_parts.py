@@ -3,7 +3,7 @@ hf server."""
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -25,7 +25,11 @@ from turnwise.generate.base import ContextOverflowError, GeneratorError, Samplin
 from turnwise.integrations.verl.config.contract import CONTRACT, check_contract
 from turnwise.integrations.verl.config.require import VerlUnavailableError
 from turnwise.integrations.verl.engines import patches
-from turnwise.integrations.verl.rollout.agent_loop import SingleEpisodeProxy, episode_outputs
+from turnwise.integrations.verl.rollout.agent_loop import (
+    SAMPLED,
+    SingleEpisodeProxy,
+    episode_outputs,
+)
 from turnwise.integrations.verl.rollout.generator import ServerEngine, ServerGenerator
 from turnwise.integrations.verl.trainer.agent_trainer import AgentTrainer
 from turnwise.integrations.verl.trainer.evaluation import judge
@@ -123,6 +127,16 @@ def test_penalties_alone_give_nothing_as_in_a_native_run(cost: float) -> None:
     assert groups == found["group/penalty_only"] == 1.0
     torch.testing.assert_close(rewards, batch(native).rewards, rtol=0, atol=0)
     assert rewards[:2].sum(-1).tolist() == [2 * cost] * 2
+
+
+def test_verl_trains_on_no_turn_that_is_not_to_be_trained_on() -> None:
+    whole = _episode("a", 0, {"env": 1.0}, {"env": 0.0})
+    heard, unread = whole.turns
+    episode = replace(whole, turns=(heard, replace(unread, trained=False)))
+    (output,) = episode_outputs(episode, validate=False, store=False)
+    fields = output.as_dict()
+    assert fields["response_mask"].tolist() == [1, 1, 0, 0, 0, 0]
+    assert fields[SAMPLED].tolist() == [1, 1, 0, 0, 1, 1]
 
 
 def test_an_episode_that_heard_nothing_of_success_failed() -> None:

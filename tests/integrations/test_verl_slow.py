@@ -192,6 +192,28 @@ def test_grpo_with_reference_filter_windows_and_failures(tmp_path: Path) -> None
     assert all(not episode.status.failed for step in (0, 1) for episode in run.episodes(step))
 
 
+def test_a_program_trains_the_role_that_it_names(tmp_path: Path) -> None:
+    """The judge speaks first, is paid, and is in the ledger, but nothing is learned from it"""
+    config = tiny_config(
+        tmp_path,
+        "algo.name=dapo",
+        "rollout.train.group_size=4",
+        f"env.name=agent:{ROOT}/tests/integrations/verl_team.py:team",
+        "env.options.trained_roles=[player]",
+        "rollout.isolation=auto",
+    )
+    run, _ = trained(tmp_path, config)
+    rows = [row for row in run.metrics() if "rollout/reward" in row]
+    assert rows[0]["filter/groups"] == 4, "each role is compared with the same role"
+    assert [row["rollout/turns"] for row in rows] == [2, 2]
+    assert rows[0]["actor/grad_norm"] > 0
+    for entry in run.ledger():
+        assert (entry.broken, entry.sampled) == (0, entry.trained)
+    credit = run.credit(0)
+    assert not any(any(row.advantages) for row in credit if row.sample == 0)
+    assert any(any(row.advantages) for row in credit if row.sample == 1)
+
+
 @pytest.mark.parametrize("choice", ["drop", "train"])
 def test_groups_of_penalties_alone_teach_only_if_asked(tmp_path: Path, choice: str) -> None:
     config = tiny_config(

@@ -33,6 +33,8 @@ from turnwise.user_code import line_of
 logger = logging.getLogger(__name__)
 LOOP = "turnwise"
 """The name under which verl knows the loop."""
+SAMPLED = "turnwise_sampled"
+"""The column of the tokens that the model said, of which verl's `response_mask` are trained on."""
 FAILURES = "turnwise_failures"
 """The partition of the TransferQueue in which failed episodes are noted."""
 
@@ -44,14 +46,17 @@ class EpisodeFailedError(RuntimeError):
 
 class TurnOutput(AgentLoopOutput):
     """One sample of an episode: rewards on the last token of their turns, and what credit
-    assignment needs."""
+    assignment needs. verl's response mask says what is trained on, `sampled` what the model said.
+    """
 
+    sampled: list[int]
     token_rewards: list[float]
     turn_ids: list[int]
     state_ids: list[int]
 
     def as_dict(self) -> dict[str, Any]:
         fields = super().as_dict()
+        fields[SAMPLED] = torch.tensor(fields.pop("sampled"), dtype=torch.int64)
         fields["rm_scores"] = torch.tensor(fields.pop("token_rewards"), dtype=torch.float32)
         fields["turn_ids"] = torch.tensor(fields.pop("turn_ids"), dtype=torch.int64)
         fields["state_ids"] = torch.tensor(fields.pop("state_ids"), dtype=torch.int64)
@@ -110,6 +115,7 @@ def sample_output(
             "tag": episode.tag,
             "group": episode.group_id,
             "member": episode.index,
+            "role": sample.role,
             "row": row,
             "truncated": sample.truncated,
             "status": episode.status.value,
@@ -117,7 +123,7 @@ def sample_output(
             "reward": episode.reward,
             "success": _number(episode.success),
             "attempts": episode.attempts,
-            "sums": [*reward_sums(episode, episode.turns[0].role)],
+            "sums": [*reward_sums(episode, _trained_role(episode))],
             "bare": None if bare is None else list(bare.rewards[start:]),
             "line": episode.to_line() if store and row == 0 else "",
         },
@@ -125,7 +131,8 @@ def sample_output(
     return TurnOutput(
         prompt_ids=list(sample.ids[:start]),
         response_ids=list(sample.ids[start:]),
-        response_mask=[int(produced) for produced in sample.response_mask[start:]],
+        response_mask=[int(trained) for trained in sample.loss_mask[start:]],
+        sampled=[int(produced) for produced in sample.response_mask[start:]],
         response_logprobs=list(sample.logprobs[start:]),
         token_rewards=rewards,
         turn_ids=list(sample.turn_ids[start:]),
@@ -149,7 +156,7 @@ def episode_outputs(episode: Episode, *, validate: bool, store: bool) -> list[Tu
     """The episode's samples as verl takes them."""
     require_one_role(episode, backend="verl")
     samples = episode_to_samples(episode)
-    without = without_penalties(episode, {(episode.group_id, episode.turns[0].role)})
+    without = without_penalties(episode, {(episode.group_id, _trained_role(episode))})
     same = all(a.reward == b.reward for a, b in zip(episode.turns, without.turns, strict=True))
     bare = [None] * len(samples) if same or validate else episode_to_samples(without)
     return [
@@ -164,6 +171,10 @@ def episode_outputs(episode: Episode, *, validate: bool, store: bool) -> list[Tu
         )
         for row, sample in enumerate(samples)
     ]
+
+
+def _trained_role(episode: Episode) -> str:
+    return next((turn.role for turn in episode.turns if turn.trained), episode.turns[0].role)
 
 
 class SingleEpisodeProxy(AgentProxy):

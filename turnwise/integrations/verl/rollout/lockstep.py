@@ -13,7 +13,7 @@ from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
 from turnwise.generate.stops import end_ids
 from turnwise.integrations.verl.config.sections import SECTION, unpack
-from turnwise.integrations.verl.rollout.agent_loop import episode_outputs
+from turnwise.integrations.verl.rollout.agent_loop import SAMPLED, episode_outputs
 from turnwise.integrations.verl.rollout.convert import batch_to_dataproto
 from turnwise.integrations.verl.rollout.generator import ServerEngine, ServerGenerator
 from turnwise.rollout.sync import SyncMultiTurnRollout
@@ -133,9 +133,10 @@ def _row(item: Any, left: int) -> dict[str, Any]:
         "input_ids": item.batch["input_ids"][real],
         "position_ids": item.batch["position_ids"][real],
     }
-    for name in ("response_mask", "rm_scores", "rollout_log_probs", "turn_ids", "state_ids"):
+    for name in ("loss_mask", "rm_scores", "rollout_log_probs", "turn_ids", "state_ids"):
         fields[name] = item.batch[name][response]
-    fields["loss_mask"] = fields["response_mask"]
+    fields["response_mask"] = fields["loss_mask"]  # verl trains on what this one names
+    fields[SAMPLED] = item.batch["response_mask"][response]
     return fields | {
         name: item.non_tensor_batch[name] for name in ("extra_fields", "num_turns", "metrics")
     }

@@ -12,7 +12,7 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from turnwise.data.batch import Batch
-from turnwise.integrations.verl.rollout.agent_loop import FAILURES
+from turnwise.integrations.verl.rollout.agent_loop import FAILURES, SAMPLED
 from turnwise.integrations.verl.rollout.convert import (
     PER_TOKEN,
     batch_from_tensordict,
@@ -24,6 +24,7 @@ _ALWAYS = (
     "prompts",
     "responses",
     "response_mask",
+    SAMPLED,
     "rm_scores",
     "rollout_log_probs",
     "turn_ids",
@@ -95,23 +96,24 @@ def read_rows(meta: Any) -> Rows:
         raise ValueError("verl's batch holds nothing but padding: no episode could be used")
     uids = [key.rsplit("_", 2)[:2] for key in meta.keys]
     real.sort(key=lambda place: (infos[place]["group"], uids[place], infos[place]["row"]))
-    groups: dict[str, int] = {}
-    episodes: dict[tuple[str, str], int] = {}
+    roles = [str(info["role"]) for info in infos]  # each is compared with the same role
+    groups: dict[tuple[str, str], int] = {}
+    episodes: dict[tuple[str, str, str], int] = {}
     for place in real:
         uid, member = uids[place]
-        groups.setdefault(uid, len(groups))
-        episodes.setdefault((uid, member), len(episodes))
+        groups.setdefault((uid, roles[place]), len(groups))
+        episodes.setdefault((uid, member, roles[place]), len(episodes))
     chosen: dict[str, Any] = {}
     for name in _ALWAYS:
         rows = list(data[name].unbind(0))
         chosen[name] = torch.nested.as_nested_tensor(
             [rows[place] for place in real], layout=torch.jagged
         )
-    chosen["loss_mask"] = chosen["response_mask"]
+    chosen["loss_mask"], chosen["response_mask"] = chosen["response_mask"], chosen.pop(SAMPLED)
     chosen["episode_ids"] = torch.tensor(
-        [episodes[uids[place][0], uids[place][1]] for place in real]
+        [episodes[uids[place][0], uids[place][1], roles[place]] for place in real]
     )
-    chosen["group_ids"] = torch.tensor([groups[uids[place][0]] for place in real])
+    chosen["group_ids"] = torch.tensor([groups[uids[place][0], roles[place]] for place in real])
     chosen["truncated"] = torch.tensor([infos[place]["truncated"] for place in real])
     return Rows(
         batch=batch_from_tensordict(chosen),

@@ -462,8 +462,11 @@ class AgentTrainer(PacedTrainer):
             write_tokens(batch, rows, {"rewards": normal.rewards})
         self._rows = replace(rows, batch=normal)
         if kept.numel():
-            chosen = {rows.places[row] for row in kept.tolist()}
-            batch = drop_places(batch, set(rows.places) - chosen)
+            # Rows of roles that are not trained stay with their episode.
+            episodes = [key.rpartition("_")[0] for key in rows.keys]
+            chosen = {episodes[row] for row in kept.tolist()}
+            places = zip(rows.places, episodes, strict=True)
+            batch = drop_places(batch, {place for place, one in places if one not in chosen})
         else:
             # No group differs in reward. verl's step needs rows, so they are kept with advantage 0.
             self._idle = True
