@@ -72,13 +72,18 @@ def test_which_groups_are_too_small(
 def test_failures_are_counted_and_are_no_rewards() -> None:
     played = {"row": 0, "tag": "x", "success": 1.0, "attempts": 2, "reward": 3.0, "turns": 2}
     second_context = {**played, "row": 1}
-    failed = [{"status": "env_error"}, {"status": "env_error"}, {"status": "env_timeout"}]
+    failed = [
+        {"status": "env_error", "attempts": 3},
+        {"status": "env_error", "attempts": 1},
+        {"status": "worker_error"},
+    ]
     metrics = step_metrics([played, second_context], failed, refilled=1)
     assert metrics["rollout/reward"] == 3.0
     assert metrics["rollout/episodes"] == 1
     assert metrics["rollout/contexts"] == 2
     assert metrics["rollout/failures"] == 3
     assert metrics["rollout/failures/env_error"] == 2
+    assert metrics["rollout/retries"] == 3, "those of failed episodes count, as natively"
     assert metrics["rollout/refilled_groups"] == 1
 
 

@@ -354,6 +354,27 @@ print("SHOWN", [metrics["rollout/reward"] for metrics in history])
     assert rows[1]["training/rollout_actor_probs_pearson_corr"] > 0.999
 
 
+def test_failures_in_lockstep_are_told(tmp_path: Path) -> None:
+    words = [
+        "algo.name=grpo",
+        "env.format.style=raw",
+        "rollout.train.group_size=4",
+        "verl={turnwise.lockstep: true}",
+        "log.episodes_every=5",
+    ]
+    envs = f"{ROOT}/tests/integrations/verl_envs.py"
+    run, _ = trained(tmp_path, tiny_config(tmp_path, *words, f"env.name={envs}:Fragile"))
+    rows = [row for row in run.metrics() if "rollout/reward" in row]
+    assert rows[0]["rollout/failures"] == rows[0]["rollout/failures/env_error"] > 0
+    assert (len(run.episodes(0)) > 0, run.episodes(1)) == (True, [])
+    words += [f"env.name={envs}:Broken", "log.name=broken"]
+    outcome = train_apart(tmp_path, tiny_config(tmp_path, *words))
+    assert outcome.code != 0
+    assert "step 1: no group is whole enough" in outcome.text
+    assert "first error: env_error: " in outcome.text
+    assert "the floor is gone" in outcome.text
+
+
 @pytest.mark.parametrize("how", ["reward_fn", "multi_turn_engine"])
 def test_rewards_by_the_wrapper(tmp_path: Path, how: str) -> None:
     """create_trainer with a judge of single steps, or with an engine that plays on from the model's

@@ -261,11 +261,10 @@ class TurnwiseAgentLoop(AgentLoopBase):
             episode = await player.play_one(plan)
         except Exception as error:  # verl would write it into this worker's log alone
             said = f"{type(error).__name__}: {error}{line_of(error)}"
-            await _note_failure("worker_error", said, key=key, split=split)
+            await _note_failure({"status": "worker_error", "error": said, "split": split}, key=key)
             raise
         if episode.status.failed or not episode.turns:
-            said = episode.error or "no turn was played"
-            await _note_failure(episode.status.value, said, key=key, split=split)
+            await _note_failure(failure_tag(episode, split=split), key=key)
             raise EpisodeFailedError(
                 f"{episode.id} ended as {episode.status.value}: {episode.error}"
             )
@@ -297,10 +296,19 @@ class TurnwiseAgentLoop(AgentLoopBase):
         return _players[split]
 
 
-async def _note_failure(status: str, error: str, *, key: str, split: str) -> None:
+def failure_tag(episode: Episode, *, split: str) -> dict[str, Any]:
+    """What the driver is told of an episode that failed for good."""
+    return {
+        "status": episode.status.value,
+        "error": episode.error or "no turn was played",
+        "split": split,
+        "attempts": episode.attempts,
+    }
+
+
+async def _note_failure(tag: dict[str, Any], *, key: str) -> None:
     import transfer_queue as tq
 
-    tag = {"status": status, "error": error, "split": split}
     await tq.async_kv_put(key=key, partition_id=FAILURES, tag=tag)
 
 

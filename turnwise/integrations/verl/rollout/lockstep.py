@@ -13,10 +13,17 @@ from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
 from turnwise.generate.stops import end_ids
 from turnwise.integrations.verl.config.sections import SECTION, unpack
-from turnwise.integrations.verl.rollout.agent_loop import SAMPLED, episode_outputs
+from turnwise.integrations.verl.rollout.agent_loop import (
+    FAILURES,
+    SAMPLED,
+    episode_outputs,
+    failure_tag,
+)
 from turnwise.integrations.verl.rollout.convert import batch_to_dataproto
 from turnwise.integrations.verl.rollout.generator import ServerEngine, ServerGenerator
+from turnwise.rollout.proxy import RolloutError
 from turnwise.rollout.sync import SyncMultiTurnRollout
+from turnwise.types import Episode
 
 if TYPE_CHECKING:
     from turnwise.integrations.verl.trainer.agent_trainer import AgentTrainer
@@ -55,6 +62,7 @@ def generate(
 
     Raises:
         ValueError: the batch has neither a row per group nor a row per episode.
+        RolloutError: no group can be trained on.
     """
     groups = trainer.ours.rollout.train
     sizes = (0, groups.env_groups, groups.env_groups * groups.group_size)
@@ -74,12 +82,19 @@ def generate(
         rollout.env_state.num_resets = int(gen_batch.meta_info["step"])
     if isinstance(rollout.engine, ServerEngine):
         rollout.engine.reset()  # a step that is played again asks with other ids
+    step, every = rollout.env_state.num_resets, trainer.ours.log.episodes_every
     rollout.reset()
     rollout.rollout()
+    usable = rollout.episodes()
+    if not usable:
+        raise RolloutError(f"step {step + 1}: no group is whole enough to use{_why(rollout)}")
     batch = rollout.build_update_batch(pad_id=trainer.tokenizer.pad_token_id)
     data = batch_to_dataproto(batch, pad_id=trainer.tokenizer.pad_token_id)
+    store = every > 0 and step % every == 0
     fields = [
-        out.as_dict() for episode in rollout.episodes() for out in episode_outputs(episode, **_KEEP)
+        out.as_dict()
+        for episode in usable
+        for out in episode_outputs(episode, validate=False, store=store)
     ]
     for name in ("extra_fields", "num_turns", "metrics"):
         data.non_tensor_batch[name] = _objects([field[name] for field in fields])
@@ -93,7 +108,13 @@ def generate(
     return data
 
 
-_KEEP = {"validate": False, "store": True}
+def _failed(rollout: SyncMultiTurnRollout) -> list[Episode]:
+    return [one for one in rollout.env_state.episodes() if one.status.failed or not one.turns]
+
+
+def _why(rollout: SyncMultiTurnRollout) -> str:
+    first = next((f"{one.status.value}: {one.error}" for one in _failed(rollout)), None)
+    return "" if first is None else f"; first error: {first}"
 
 
 def submit(trainer: "AgentTrainer", batch: TensorDict) -> int:
@@ -101,6 +122,10 @@ def submit(trainer: "AgentTrainer", batch: TensorDict) -> int:
     uids: list[str] = list(cast(Any, batch["uid"]))
     gen_batch = DataProto(meta_info={"step": trainer.global_steps - 1})
     data = trainer._generate_multi_turn_sequences(gen_batch)  # pyright: ignore[reportPrivateUsage]
+    assert trainer.multi_turn_rollout is not None
+    for episode in _failed(trainer.multi_turn_rollout):
+        key = f"{uids[episode.group_id]}_{episode.index}"
+        tq.kv_put(key=key, partition_id=FAILURES, tag=failure_tag(episode, split="train"))
     rows, keys, tags = [], [], []
     for number in range(len(data)):
         item = data[number]

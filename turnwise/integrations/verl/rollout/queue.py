@@ -190,9 +190,9 @@ def queue_actors(config: Any) -> dict[str, Any]:
     return found
 
 
-def take_failures() -> list[dict[str, str]]:
-    """The failed episodes that were noted since the last call, each as status, error, split and
-    key."""
+def take_failures() -> list[dict[str, Any]]:
+    """The failed episodes that were noted since the last call, each as status, error, split, key
+    and, where it was played, attempts."""
     noted = (tq.kv_list(FAILURES) or {}).get(FAILURES, {})
     if noted:
         tq.kv_clear(keys=list(noted), partition_id=FAILURES)

@@ -187,7 +187,7 @@ class AgentTrainer(PacedTrainer):
         self._address = address
         self._owns_queue = False
         self._watchdog: Watchdog | None = None
-        self._failures: list[dict[str, str]] = []
+        self._failures: list[dict[str, Any]] = []
         self._refilled = 0
         self._idle = False
         self._rows: Rows | None = None

@@ -65,7 +65,7 @@ def step_metrics(
     metrics = {
         "rollout/episodes": float(len(members)),
         "rollout/failures": float(sum(statuses.values())),
-        "rollout/retries": float(sum(info["attempts"] - 1 for info in members)),
+        "rollout/retries": float(sum(one.get("attempts", 1) - 1 for one in (*members, *failures))),
         "rollout/refilled_groups": float(refilled),
         "rollout/reward": sum(info["reward"] for info in members) / len(members),
         "rollout/turns": sum(info["turns"] for info in members) / len(members),
