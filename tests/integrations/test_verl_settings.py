@@ -253,6 +253,16 @@ def test_what_verl_cannot_honour_is_refused_by_name(
         ("actor_rollout_ref.rollout.temperature: 0.5", "set rollout.temperature"),
         ("reward.custom_reward_function.path: x.py", "environments reward"),
         ("actor_rollout_ref.rollout.multi_turn.enable: true", "turnwise plays the turns"),
+        ("actor_rollout_ref.actor.clip_ratio: 0.3", "set algo.clip_low and algo.clip_high"),
+        ("actor_rollout_ref.actor.kl_loss_coef: 0.3", "set algo.kl_coef"),
+        ("critic.optim.min_lr_ratio: 0.1", "use train.schedule"),
+        ("actor_rollout_ref.model.lora_rank: 8", "set model.lora.rank"),
+        ("data.max_response_length: 32", "set rollout.max_response_tokens"),
+        ("data.apply_chat_template_kwargs: {think: false}", "set model.chat_template_args"),
+        ("ray_kwargs.ray_init.address: auto", "pass --address"),
+        ("turnwise.lockstep: no", "turnwise.lockstep='no': takes true or false"),
+        ("trainer: {v1: null}", r"trainer\.v1=None: a section of verl's"),
+        ("algorithm: 3", "algorithm=3: a section of verl's"),
     ],
 )
 def test_keys_of_verl_are_checked(tmp_path: Path, key: str, said: str) -> None:

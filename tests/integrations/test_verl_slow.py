@@ -156,6 +156,20 @@ def test_our_pace(tmp_path: Path) -> None:
     assert state["reward_statistics"]["simple_game"]["mean"] == pytest.approx(-0.3)
 
 
+def test_rays_own_settings_reach_it() -> None:
+    code = """
+import ray
+from turnwise.integrations.verl.config.placement import Placement
+from turnwise.integrations.verl.faults.cluster import ray_options, start_ray
+env = {"runtime_env": {"env_vars": {"MINE": "1"}}, "num_cpus": 21}
+assert start_ray(Placement(), options=ray_options({"ray_kwargs.ray_init": env}))
+seen = ray.get_runtime_context().runtime_env["env_vars"]
+print("CPUS", ray.cluster_resources()["CPU"], seen["MINE"], seen["VERL_PLATFORM"])
+"""
+    outcome = run_python(code)
+    assert "CPUS 21.0 1 cpu" in outcome.text, outcome.text[-3000:]
+
+
 def test_a_run_that_is_out_of_time(tmp_path: Path) -> None:
     config = tiny_config(tmp_path, "train.steps=50", "train.max_minutes=0.001", "eval.after=true")
     run, _ = trained(tmp_path, config)

@@ -15,6 +15,14 @@ _CARRIED = (
     "none is carried over; rollout.enough_groups drops the slowest"
 )
 _LR = "our schedule sets the rates; use train.schedule and train.warmup_steps"
+_SCHEDULE = (
+    "min_lr_ratio",
+    "num_cycles",
+    "total_training_steps",
+    "warmup_style",
+    "zero_indexed_step",
+)
+_REPLY = "set rollout.max_response_tokens, and rollout.max_context for the whole"
 OWNED: dict[str, str] = {
     "algorithm.adv_estimator": "turnwise assigns credit; set algo.name",
     "algorithm.gamma": "turnwise assigns credit; set algo.gamma",
@@ -27,6 +35,10 @@ OWNED: dict[str, str] = {
     "algorithm.use_pf_ppo": "turnwise chooses the rows of a step; remove it",
     "algorithm.pf_ppo": "turnwise chooses the rows of a step; remove it",
     "algorithm.rollout_correction": "turnwise corrects by truncated ratios; set algo.tis_cap",
+    "actor_rollout_ref.actor.clip_ratio": "set algo.clip_low and algo.clip_high",
+    "actor_rollout_ref.actor.use_kl_loss": "set algo.kl_coef and algo.kl_in",
+    "actor_rollout_ref.actor.kl_loss_coef": "set algo.kl_coef",
+    "actor_rollout_ref.actor.kl_loss_type": "set algo.kl_form",
     "actor_rollout_ref.actor.ppo_mini_batch_size": "set train.mini_batches",
     "critic.ppo_mini_batch_size": "set train.mini_batches",
     "actor_rollout_ref.actor.loss_agg_mode": "set algo.reduction",
@@ -54,12 +66,18 @@ OWNED: dict[str, str] = {
     "actor_rollout_ref.rollout.over_sample_rate": (
         "verl 0.9.1's V1 trainer never reads it; set rollout.enough_groups"
     ),
+    "actor_rollout_ref.rollout.response_length": _REPLY,
+    "actor_rollout_ref.model.lora_rank": "set model.lora.rank",
+    "actor_rollout_ref.model.lora_alpha": "set model.lora.alpha",
+    "actor_rollout_ref.model.target_modules": "set model.lora.target_modules",
     "actor_rollout_ref.model.path": "set model.path",
     "actor_rollout_ref.model.tokenizer_path": "set model.tokenizer",
     "actor_rollout_ref.model.external_lib": "turnwise is loaded there; remove it",
     "data.train_files": "environments make the tasks; set env.name",
     "data.val_files": "environments make the tasks; set env.name",
     "data.custom_cls": "environments make the tasks; set env.name, or pass train_dataset",
+    "data.apply_chat_template_kwargs": "turnwise renders chats; set model.chat_template_args",
+    "data.max_response_length": _REPLY,
     "data.train_batch_size": "set rollout.train.env_groups",
     "data.gen_batch_size": "set rollout.train.env_groups",
     "data.train_max_samples": "set train.steps",
@@ -79,6 +97,8 @@ OWNED: dict[str, str] = {
     "trainer.nnodes": "pass --nodes",
     "trainer.n_gpus_per_node": "pass --gpus",
     "trainer.default_local_dir": "a run resumes from its own folder; set log.dir and log.name",
+    "ray_kwargs.ray_init.address": "pass --address",
+    "ray_kwargs.timeline_json_file": "`ray timeline` writes one; remove it",
     "transfer_queue.enable": "verl's V1 trainer needs it; remove it",
     "reward": "environments reward; set env.shaping, or pass reward_fn to AgentTrainer",
     "reward_model": "environments reward; remove it",
@@ -115,7 +135,7 @@ def owned(settings: Mapping[str, Any]) -> list[str]:
     found: list[str] = []
     for key, value in flat(settings).items():
         why = next((OWNED[name] for name in (key, *sections(key)) if name in OWNED), None)
-        if ".optim.lr_" in key:
+        if ".optim.lr_" in key or (".optim." in key and key.endswith(_SCHEDULE)):
             why = _LR
         if why is not None:
             found.append(f"verl.{key}={value!r}: {why}")
@@ -123,12 +143,25 @@ def owned(settings: Mapping[str, Any]) -> list[str]:
 
 
 def unknown(settings: Mapping[str, Any]) -> list[str]:
-    """The keys that verl does not have, each with the nearest one that it has."""
-    return [
-        f"verl.{key}: verl has no such key{_near(key)}"
-        for key in flat(settings)
-        if key not in OURS and not _is_known(key)
-    ]
+    """Errors for keys that verl does not have, each with the nearest one that it has, and for
+    values in the place of a section."""
+    found: list[str] = []
+    for key, value in flat(settings).items():
+        if key in OURS:
+            if not isinstance(value, bool):
+                found.append(f"verl.{key}={value!r}: takes true or false")
+        elif not _is_known(key):
+            found.append(f"verl.{key}: verl has no such key{_near(key)}")
+        elif _is_section(key) and not isinstance(value, Mapping):
+            found.append(f"verl.{key}={value!r}: a section of verl's with keys of its own")
+    return found
+
+
+def _is_section(key: str) -> bool:
+    node: Any = schema()
+    for part in key.split("."):
+        node = node.get(part) if isinstance(node, Mapping) else None
+    return isinstance(node, Mapping) and bool(node)
 
 
 def _is_known(key: str) -> bool:

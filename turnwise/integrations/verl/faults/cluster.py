@@ -11,6 +11,8 @@ from contextlib import contextmanager
 from typing import Any
 from uuid import uuid4
 
+from turnwise.config.tree import set_path
+from turnwise.integrations.verl.config.keys import flat
 from turnwise.integrations.verl.config.placement import Placement
 from turnwise.integrations.verl.config.require import (
     PLATFORM,
@@ -25,6 +27,7 @@ CPU_SLOTS = 16
 """Logical CPUs of a local Ray. verl places actors by them; the machine's real number may be
 smaller."""
 _OBJECT_STORE_BYTES = 256 << 20
+_RAY_INIT = "ray_kwargs.ray_init."
 _VLLM_ON_CPU = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
 """vLLM without a GPU: GiB of cache, and threads that other workers may share a core with. Only vLLM
 reads them."""
@@ -175,8 +178,31 @@ def give_workers(environment: Mapping[str, str]) -> Generator[None]:
         actors._remote = create
 
 
-def start_ray(placement: Placement, *, address: str | None = None) -> bool:
+def ray_options(verl: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of `ray.init` among the keys under `verl:`.
+
+    Example:
+        >>> ray_options({"ray_kwargs": {"ray_init": {"num_cpus": 3}}, "trainer.save_freq": 1})
+        {'num_cpus': 3}
+    """
+    found: dict[str, Any] = {}
+    for key, value in flat(verl).items():
+        if key.startswith(_RAY_INIT):
+            set_path(found, key.removeprefix(_RAY_INIT), value)
+    return found
+
+
+def start_ray(
+    placement: Placement,
+    *,
+    address: str | None = None,
+    options: Mapping[str, Any] | None = None,
+) -> bool:
     """Connects to Ray, starting it where there is none. True where this call started or joined it.
+
+    Args:
+        options: further arguments of `ray.init`. A Ray that this process has joined already has
+            its own.
 
     Raises:
         VerlUnavailableError: verl or Ray is missing.
@@ -189,26 +215,23 @@ def start_ray(placement: Placement, *, address: str | None = None) -> bool:
     if ray.is_initialized():
         _check_devices(ray, placement)
         return False
-    options: dict[str, Any] = {
-        "include_dashboard": False,
-        "log_to_driver": bool(os.environ.get("TURNWISE_RAY_LOGS")),
-    }
+    init: Any = ray.init
+    given = dict(options or {})
+    runtime_env = dict(given.pop("runtime_env", None) or {})
+    runtime_env["env_vars"] = {**environment, **(runtime_env.get("env_vars") or {})}
+    given = {"log_to_driver": bool(os.environ.get("TURNWISE_RAY_LOGS")), **given}
     if address is not None:
         _check_reachable(address)
-        ray.init(
-            address=address,
-            runtime_env={"env_vars": environment},
-            log_to_driver=options["log_to_driver"],
-        )
+        init(address=address, runtime_env=runtime_env, **given)
     else:
-        ray.init(
-            address="local",  # never connect to a leftover cluster
-            num_cpus=max(CPU_SLOTS, os.cpu_count() or 1, 8 * placement.gpus),
-            num_gpus=placement.gpus,
-            object_store_memory=_OBJECT_STORE_BYTES if placement.device == "cpu" else None,
-            runtime_env={"env_vars": environment},
-            **options,
-        )
+        ours: dict[str, Any] = {
+            "address": "local",  # never connect to a leftover cluster
+            "include_dashboard": False,
+            "num_cpus": max(CPU_SLOTS, os.cpu_count() or 1, 8 * placement.gpus),
+            "num_gpus": placement.gpus,
+            "object_store_memory": _OBJECT_STORE_BYTES if placement.device == "cpu" else None,
+        }
+        init(runtime_env=runtime_env, **{**ours, **given})
         _started_here.add(ray.get_runtime_context().get_node_id())
     try:
         _check_devices(ray, placement)

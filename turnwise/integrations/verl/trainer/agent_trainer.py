@@ -41,6 +41,7 @@ from turnwise.integrations.verl.faults.cluster import (
     check_engine,
     give_workers,
     is_local,
+    ray_options,
     start_ray,
     worker_environment,
 )
@@ -217,7 +218,7 @@ class AgentTrainer(PacedTrainer):
         placement = Placement(
             nodes=trainer.nnodes, gpus=trainer.n_gpus_per_node, device=trainer.device
         )
-        start_ray(placement, address=self._address)
+        start_ray(placement, address=self._address, options=ray_options(self.ours.verl))
         environment = worker_environment(device=placement.device)
         payload = settle_payload(
             self.ours,

@@ -6,7 +6,12 @@ from pathlib import Path
 from turnwise.config.schema import Config
 from turnwise.integrations.verl.config.require import require_verl
 from turnwise.integrations.verl.config.settings import engine_name
-from turnwise.integrations.verl.faults.cluster import check_engine, find_placement, start_ray
+from turnwise.integrations.verl.faults.cluster import (
+    check_engine,
+    find_placement,
+    ray_options,
+    start_ray,
+)
 from turnwise.integrations.verl.trainer.records import Recorder
 
 
@@ -48,7 +53,7 @@ def train(
         )
         if resume is not None:
             verl_config.trainer.resume_mode = "auto"
-        started = start_ray(placement, address=address)
+        started = start_ray(placement, address=address, options=ray_options(config.verl))
         from turnwise.integrations.verl.trainer.agent_trainer import AgentTrainer
 
         # verl declares `on_sample_end` as abstract and does not implement it in its own trainer.
