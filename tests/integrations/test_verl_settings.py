@@ -2,6 +2,7 @@
 
 import runpy
 import threading
+from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
@@ -454,6 +455,10 @@ def test_the_seeds_config_is_taken(tmp_path: Path) -> None:
     assert verl_config.critic.enable is True
 
 
+ACTOR = "actor_rollout_ref.actor"
+VAL = "actor_rollout_ref.rollout.val_kwargs"
+
+
 def _whole(folder: Path, **changes: Any) -> Any:
     """A whole config of verl's, as Hydra composes it, with the keys of an agent beside it."""
     settings = {
@@ -499,8 +504,32 @@ def test_a_whole_config_of_verls_is_read_whole(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("changes", "read"),
+    [
+        ({"trainer.total_training_steps": 5}, lambda ours: ours.train.steps == 5),
+        (
+            {f"{ACTOR}.clip_ratio_low": 0.1, f"{ACTOR}.clip_ratio_high": 0.28},
+            lambda ours: (ours.algo.clip_low, ours.algo.clip_high) == (0.1, 0.28),
+        ),
+        ({"algorithm.adv_estimator": "grpo"}, lambda ours: ours.algo.name == "grpo"),
+        (
+            {f"{VAL}.temperature": 0.6, f"{VAL}.do_sample": True},
+            lambda ours: ours.rollout.eval_temperature == 0.6,
+        ),
+    ],
+)
+def test_verls_defaults_contradict_nothing_in_a_whole_config(
+    tmp_path: Path, changes: dict[str, Any], read: Callable[[Config], bool]
+) -> None:
+    _, ours, recorder = resolve(_whole(tmp_path, **changes), factories={})
+    recorder.close()
+    assert read(ours)
+
+
+@pytest.mark.parametrize(
     ("key", "value", "said"),
     [
+        ("actor_rollout_ref.actor.clip_ratio", 0.3, "contradicts"),
         ("data.custom_cls.path", "mine.py", r"data\.custom_cls\.path.*pass train_dataset"),
         ("trainer.v1.trainer_mode", "separate_async", "synchronous"),
         ("actor_rollout_ref.actor.optim.lr_scheduler_type", "cosine", "use train.schedule"),

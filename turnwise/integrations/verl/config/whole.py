@@ -5,14 +5,16 @@ is refused by name."""
 from collections.abc import Mapping
 from typing import Any, cast
 
-from turnwise.config.dialects.keys import PASSED_ON, RULES
+from turnwise.config.dialects.keys import ESTIMATORS, PASSED_ON, RULES
 from turnwise.config.load import load_config
-from turnwise.config.schema import Config
+from turnwise.config.schema import WITH_CRITIC, Config
 from turnwise.config.tree import set_path
 from turnwise.integrations.verl.config.keys import flat, schema, sections
 from turnwise.integrations.verl.config.placement import Placement
 
 _MINI_BATCHES = ("actor_rollout_ref.actor.ppo_mini_batch_size", "critic.ppo_mini_batch_size")
+_CLIP = "actor_rollout_ref.actor.clip_ratio"
+_HELD_OUT = "actor_rollout_ref.rollout.val_kwargs"
 _PLACED = ("trainer.nnodes", "trainer.n_gpus_per_node", "trainer.device")
 _ONLY_IF_CHANGED = frozenset(
     f"trainer.{key}" for key in ("logger", "project_name", "experiment_name", "default_local_dir")
@@ -30,10 +32,15 @@ def read_whole(config: Any) -> tuple[Config, Placement]:
     from omegaconf import OmegaConf
 
     given = _flat_config(config)
+    given = {key: value for key, value in given.items() if _counts(key, given)}
     changed = _changed(config, given)
-    known = RULES.keys() - PASSED_ON
-    keys = {key: value for key, value in given.items() if key in known and _says(key, value, given)}
-    keys = {key: value for key, value in keys.items() if key not in _ONLY_IF_CHANGED} | changed
+    silent = _ONLY_IF_CHANGED | _replaced(given)
+    known = RULES.keys() - PASSED_ON - silent
+    keys = {
+        key: value
+        for key, value in given.items()
+        if key in known and value is not None and value != -1
+    } | changed
     placement = Placement(
         **{
             name: OmegaConf.select(config, key)
@@ -52,17 +59,27 @@ def read_whole(config: Any) -> tuple[Config, Placement]:
     return load_config(tree, ["backend=verl"]), placement
 
 
-def _says(key: str, value: Any, given: Mapping[str, Any]) -> bool:
-    """Whether the value decides anything: verl has two kinds of KL and two counts of steps."""
-    if value is None or value == -1:
-        return False
+def _counts(key: str, given: Mapping[str, Any]) -> bool:
+    """Whether verl would read the key: it has two kinds of KL and two counts of steps."""
     if key == "trainer.total_epochs":
         return given["trainer.total_training_steps"] is None
     if key == "algorithm.kl_penalty" or key.startswith("algorithm.kl_ctrl."):
         return bool(given["algorithm.use_kl_in_reward"])
     if key in ("actor_rollout_ref.actor.kl_loss_coef", "actor_rollout_ref.actor.kl_loss_type"):
         return bool(given["actor_rollout_ref.actor.use_kl_loss"])
+    if key == f"{_HELD_OUT}.do_sample":  # says what the temperature says
+        return bool(given[key]) != (given[f"{_HELD_OUT}.temperature"] > 0)
     return True
+
+
+def _replaced(given: Mapping[str, Any]) -> set[str]:
+    """Keys whose default counts for nothing beside the others."""
+    found: set[str] = set()
+    if None not in (given[f"{_CLIP}_low"], given[f"{_CLIP}_high"]):
+        found.add(_CLIP)
+    if ESTIMATORS.get(given["algorithm.adv_estimator"]) not in WITH_CRITIC:
+        found.add("critic.cliprange_value")
+    return found
 
 
 def _mini_batches(given: Mapping[str, Any], groups: int) -> int:
