@@ -213,6 +213,17 @@ def test_overrides_join_a_cluster(tmp_path: Path) -> None:
         main([str(source), "--address"])
 
 
+def test_overrides_keep_what_is_said_of_ray(tmp_path: Path) -> None:
+    from turnwise.integrations.verl.overrides import main
+
+    source = tmp_path / "given.yaml"
+    source.write_text(tiny_config(tmp_path).model_dump_json())
+    words = main([str(source), "verl.ray_kwargs.ray_init.num_cpus=3"])
+    assert [word for word in words if "ray_init.num_cpus" in word] == [
+        "++ray_kwargs.ray_init.num_cpus=3"
+    ]
+
+
 def test_groups_need_no_critic(tmp_path: Path) -> None:
     assert _verl_config(tmp_path, "algo.name=gspo").critic.enable is False
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from turnwise.config.base import run_config
 from turnwise.integrations.verl.config.compose import to_overrides
+from turnwise.integrations.verl.config.keys import flat
 from turnwise.integrations.verl.config.resolve import check_envs, open_recorder, place_model
 from turnwise.integrations.verl.config.sections import Payload
 from turnwise.integrations.verl.config.settings import (
@@ -74,7 +75,7 @@ def main(words: Sequence[str]) -> list[str]:
             f"{ray_init}.num_cpus": CPU_SLOTS,
             f"{ray_init}.num_gpus": placement.ranks,
         }
-    return to_overrides(settings)
+    return to_overrides(settings | flat(config.verl))
 
 
 def _placement_words(words: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
