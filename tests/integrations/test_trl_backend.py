@@ -1,6 +1,8 @@
 """`backend: trl`: the native config on TRL, the same loss and gradient, and what is refused by
 name."""
 
+from pathlib import Path
+
 import pytest
 import torch
 from trl_parts import ThreeTurns, make_trainer
@@ -163,6 +165,27 @@ def test_a_run_leaves_a_run_directory_and_resumes(tmp_path):
     again = train(longer, resume=result.path, sinks=[])
     assert again.steps == 3
     assert RunReader(result.path).steps() == [1, 2, 3]
+
+
+@pytest.mark.parametrize("program", ["team", "player_first"])
+def test_a_program_trains_the_role_that_it_names(tmp_path, program):
+    name = f"agent:{Path(__file__).parent}/team.py:{program}"
+    env = {"name": name, "options": {"trained_roles": ["player"]}}
+    config = small_config(tmp_path, env=env, eval={"before": False, "after": False})
+    result = train(config, sinks=[])
+    run = RunReader(result.path)
+    for step in (1, 2):
+        paid = {
+            one.id: next(turn.reward for turn in one.turns if turn.role == "player")
+            for one in run.episodes(step)
+        }
+        mean = sum(paid.values()) / len(paid)
+        metrics = next(row for row in run.metrics() if row["step"] == step)
+        assert metrics["reward"] == pytest.approx(mean), "the judge's reward is not the player's"
+        for row in run.credit(step):
+            judged = row.sample == (0 if program == "team" else 1)
+            assert not (judged and any(row.advantages))
+    assert all(entry.sampled == entry.trained and not entry.broken for entry in run.ledger())
 
 
 def test_the_same_tasks_as_the_native_trainer(tmp_path):

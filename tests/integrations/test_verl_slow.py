@@ -212,7 +212,7 @@ def test_a_program_trains_the_role_that_it_names(tmp_path: Path) -> None:
         tmp_path,
         "algo.name=dapo",
         "rollout.train.group_size=4",
-        f"env.name=agent:{ROOT}/tests/integrations/verl_team.py:team",
+        f"env.name=agent:{ROOT}/tests/integrations/team.py:team",
         "env.options.trained_roles=[player]",
         "rollout.isolation=auto",
     )

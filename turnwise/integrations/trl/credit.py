@@ -1,6 +1,7 @@
 """Converts episodes to TRL's training rows: one row of ids per episode, and per-token advantages if
 configured."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -26,7 +27,7 @@ class TrainRow:
     prompt_ids: list[int]
     completion_ids: list[int]
     mask: list[int]
-    """1 where the model produced the token."""
+    """1 where the token is trained on."""
     logprobs: list[float]
     episode: Episode
     sample: Sample | None
@@ -61,7 +62,7 @@ def train_row(episode: Episode, *, eos_id: int) -> TrainRow:
         )
     require_one_role(episode, backend="trl")
     samples = episode_to_samples(episode)
-    left_out = sum(sum(sample.response_mask) for sample in samples[:-1])
+    left_out = sum(sum(sample.loss_mask) for sample in samples[:-1])
     return _row(episode, samples[-1], context=-1, left_out=left_out)
 
 
@@ -81,7 +82,7 @@ def _row(episode: Episode, sample: Sample, *, context: int, left_out: int) -> Tr
     return TrainRow(
         prompt_ids=list(sample.ids[:start]),
         completion_ids=list(sample.ids[start:end]),
-        mask=[int(said) for said in sample.response_mask[start:end]],
+        mask=[int(trained) for trained in sample.loss_mask[start:end]],
         logprobs=list(sample.logprobs[start:end]),
         episode=episode,
         sample=sample,
@@ -91,12 +92,22 @@ def _row(episode: Episode, sample: Sample, *, context: int, left_out: int) -> Tr
 
 
 def sampled_ids(row: TrainRow) -> list[int]:
-    """The ids that the generator returned in the row's context, from the episode's turns."""
+    """The ids that the generator returned in the row's context, from those of the episode's turns
+    that are to be trained on."""
     if row.failed or not row.episode.turns:
         return []
     turns = row.episode.turns
-    found = contexts(turns)[row.context].turns
-    return [token for turn in found for token in turns[turn].completion.ids]
+    found = [turns[number] for number in contexts(turns)[row.context].turns]
+    return [token for turn in found if turn.trained for token in turn.completion.ids]
+
+
+def trained_reward(episode: Episode) -> float | None:
+    """The reward of the role that is trained on. None: the episode failed or has none, so that it
+    is in no baseline."""
+    roles = {turn.role for turn in episode.turns if turn.trained}
+    if episode.status.failed or not roles:
+        return None
+    return math.fsum(turn.reward for turn in episode.turns if turn.role in roles)
 
 
 def completion_messages(episode: Episode) -> list[dict[str, object]]:

@@ -29,6 +29,7 @@ from turnwise.integrations.trl.credit import (
     group_advantages,
     token_advantages,
     train_row,
+    trained_reward,
 )
 from turnwise.integrations.trl.engines import Gate, TRLGenerator, base_model, copy_weights
 from turnwise.integrations.trl.lookahead import LookaheadSampler
@@ -165,7 +166,7 @@ class MultiTurnMixin(_Trainer):
             "completion_ids": [row.completion_ids for row in self._rows],
             "logprobs": [row.logprobs for row in self._rows] if exact else None,
             "env_mask": [row.mask for row in self._rows],
-            REWARD: [None if row.failed else row.episode.reward for row in self._rows],
+            REWARD: [trained_reward(row.episode) for row in self._rows],
         }
 
     def _calculate_rewards(
