@@ -134,10 +134,13 @@ def campaign(where: str, marks: Path, *, steps: int, episodes: int) -> None:
             assert generator.open_sessions == ()
             del played
             sizes.append(megabytes())
-        if steps > 1:
-            # The first two steps fill caches that have a bound. What hangs frees its memory later.
-            flat = wait_for(lambda: megabytes() - sizes[-2] < 4.0, seconds=60.0)
-            assert flat, f"megabytes after each step: {sizes}"
+        for step in range(steps, steps + 3 if steps > 1 else steps):
+            # What fills once is no leak, and what hangs frees its memory later.
+            if sizes[-1] - sizes[-2] < 4.0:
+                break
+            proxy.play_all(step)
+            sizes.append(megabytes())
+        assert steps == 1 or sizes[-1] - sizes[-2] < 4.0, f"megabytes after each step: {sizes}"
         proxy.close()
     faults = Counter(mark.read_text() for mark in marks.iterdir())
     assert faults.total() > 0.6 * SHARE * steps * episodes, "too few faults to show anything"
