@@ -39,8 +39,8 @@ limit, one archive of results and curves, and an adapter in parts. The curve of 
 where it was killed is in FOLDER/runs.
 
     timeout -s KILL 560 python benchmarks/gpu/stages.py --out a ...
-    tar cz --exclude 'adapter-*' a > $OUT/a.tar.gz
-    tar c a/adapter-50-s0 | split -b 15000000 - $OUT/adapter.tar.
+    tar cz --exclude 'adapter-*' a > a.tar.gz
+    tar c a/adapter-50-s0 | split -b 15000000 - adapter.tar.
     cat adapter.tar.* | tar x                                      # at home
 """
 
