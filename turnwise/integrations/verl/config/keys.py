@@ -96,6 +96,7 @@ OWNED: dict[str, str] = {
     "trainer.device": "set train.device",
     "trainer.nnodes": "pass --nodes",
     "trainer.n_gpus_per_node": "pass --gpus",
+    "trainer.val_only": "use `turnwise eval`",
     "trainer.default_local_dir": "a run resumes from its own folder; set log.dir and log.name",
     "ray_kwargs.ray_init.address": "pass --address",
     "ray_kwargs.timeline_json_file": "`ray timeline` writes one; remove it",
@@ -103,6 +104,8 @@ OWNED: dict[str, str] = {
     "reward": "environments reward; set env.shaping, or pass reward_fn to AgentTrainer",
     "reward_model": "environments reward; remove it",
     "custom_reward_function": "environments reward; pass reward_fn to AgentTrainer",
+    "distillation": "turnwise's losses have no teacher; remove it",
+    "skip": "turnwise plays every step; remove it",
 }
 """Keys and sections of verl that another setting decides: why, and which."""
 OPEN = ("ray_kwargs.ray_init",)
