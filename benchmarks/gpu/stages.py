@@ -416,6 +416,15 @@ def tiny_folder(where: Path) -> Path:
     return where
 
 
+def given_model(options: argparse.Namespace, scratch: Path) -> Path:
+    """The folder of the model that --tiny, --gguf or --model mean."""
+    if options.tiny:
+        return tiny_folder(scratch)
+    if options.gguf:
+        return plain_model(options.model, options.gguf, scratch)
+    return options.model
+
+
 def attempt(work: Callable[[], dict[str, Any]], **facts: Any) -> dict[str, Any]:
     """The stage's row, or the facts and the error of one that failed: the others go on."""
     try:
@@ -542,12 +551,7 @@ def main(words: Sequence[str] | None = None) -> int:
     if options.turns is not None:
         take_turns(options.turns)
     with tempfile.TemporaryDirectory(prefix="turnwise-model-") as scratch:
-        if options.tiny:
-            model = tiny_folder(Path(scratch))
-        elif options.gguf:
-            model = plain_model(options.model, options.gguf, Path(scratch))
-        else:
-            model = options.model
+        model = given_model(options, Path(scratch))
         rates = ("sft.lr=1e-4", "train.lr=4e-5")
         lora = [f"model.lora.rank={options.lora}", *rates] if options.lora else []
         plan = Plan(

@@ -26,8 +26,8 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from learn import machine, plain_model
-from stages import TINY, tiny_folder
+from learn import machine
+from stages import TINY, given_model
 
 PACKAGE = "turnwise/"
 WAITING = ("procs/threads.py:_run", "procs/progress.py:_arm")
@@ -156,12 +156,7 @@ def main(words: Sequence[str] | None = None) -> int:
     if options.tiny == (options.model is not None):
         parser.error("give --model DIR, or --tiny")
     with tempfile.TemporaryDirectory(prefix="turnwise-model-") as scratch:
-        if options.tiny:
-            model = tiny_folder(Path(scratch))
-        elif options.gguf:
-            model = plain_model(options.model, options.gguf, Path(scratch))
-        else:
-            model = options.model
+        model = given_model(options, Path(scratch))
         found = profile(model, options)
     show(found)
     if options.json:
