@@ -1,23 +1,30 @@
 """`backend: trl`: the native config on TRL, the same loss and gradient, and what is refused by
 name."""
 
+import os
+import signal
 from pathlib import Path
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM
+from transformers.trainer_utils import get_last_checkpoint
 from trl_parts import ThreeTurns, make_trainer
 
 from turnwise.algos.credit import compute_advantages
 from turnwise.algos.losses import policy_loss
 from turnwise.algos.reduce import token_weights
 from turnwise.algos.table import build_algorithm
-from turnwise.config.schema import AlgoConfig, Config
+from turnwise.config.schema import AlgoConfig, Config, GroupsConfig
 from turnwise.data.batch import collate
 from turnwise.data.samples import episode_to_samples
 from turnwise.envs.registry import make_env
+from turnwise.integrations.trl import mapping
 from turnwise.integrations.trl.mapping import refuse, trl_arguments
 from turnwise.integrations.trl.run import train
+from turnwise.log.events import StepDone
 from turnwise.log.store import RunReader
+from turnwise.models.memory import recomputes
 from turnwise.models.scoring import head_of, hidden_states, token_scores, trunk_of
 from turnwise.rollout.plan import plan_rollout
 from turnwise.testing.tiny import tiny_model, tiny_tokenizer
@@ -209,6 +216,98 @@ def test_mini_batches_and_epochs(tmp_path):
     assert RunReader(result.path).steps() == [1, 5]
 
 
+class Terminated:
+    """Sends this process SIGTERM after an update."""
+
+    def __init__(self, update: int) -> None:
+        self.update = update
+
+    def handle(self, event):
+        if isinstance(event, StepDone) and event.step == self.update:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    def close(self):
+        pass
+
+
+def test_a_run_that_is_stopped_ends_with_a_whole_step_and_goes_on_from_it(tmp_path):
+    options = {"rows": 16, "val_fraction": 0.25}
+    env = {"name": f"{Path(__file__).parent}/trl_parts.py:ThreeTurns", "options": options}
+    run = {"steps": 3, "mini_batches": 2, "max_turn": 3, "lr": 1e-3, "device": "cpu"}
+
+    def config(name):
+        return small_config(
+            tmp_path, env=env, train=run, log={"dir": str(tmp_path / "runs"), "name": name}
+        )
+
+    whole = train(config("whole"), sinks=[])
+    stopped = train(config("stopped"), sinks=[Terminated(3)])
+    assert "SIGTERM" in stopped.stopped
+    assert stopped.after is None
+    assert stopped.steps == 2, "not between the updates of a step"
+    assert get_last_checkpoint(str(stopped.path / "checkpoints")).endswith("-4")
+    assert RunReader(stopped.path).steps() == [1, 3]
+    resumed = train(resume=stopped.path, sinks=[], trust=True)
+    assert RunReader(resumed.path).steps() == [1, 3, 5]
+    assert resumed.stopped is None
+    assert resumed.after is not None
+    one, other = (
+        AutoModelForCausalLM.from_pretrained(result.checkpoint / "model").state_dict()
+        for result in (whole, resumed)
+    )
+    assert all(torch.equal(tensor, other[name]) for name, tensor in one.items())
+
+
+def test_micro_batches_hold_so_many_tokens_and_change_no_result(tmp_path):
+    """1 024 tokens are the longest row, so 2 048 hold two of the four rows of an update."""
+    found = {}
+    for tokens, rows in ((2048, 2), (4096, 4), (700, 1)):
+        config = small_config(
+            tmp_path,
+            train={
+                **{"steps": 1, "mini_batches": 2, "max_turn": 3, "lr": 1e-3, "device": "cpu"},
+                **{"micro_batch_tokens": tokens, "warmup_steps": 3},
+            },
+            eval={"before": False, "after": False},
+            env={"name": f"{Path(__file__).parent}/trl_parts.py:ThreeTurns"},
+            log={"dir": str(tmp_path / "runs"), "name": str(tokens)},
+        )
+        arguments = trl_arguments(config, refuse(config))
+        assert arguments["per_device_train_batch_size"] == rows
+        assert arguments["gradient_accumulation_steps"] == 4 // rows
+        assert arguments["warmup_steps"] == 6  # updates, two to a step
+        result = train(config, sinks=[])
+        assert RunReader(result.path).steps() == [1]
+        model = AutoModelForCausalLM.from_pretrained(result.checkpoint / "model")
+        found[rows] = dict(model.named_parameters())
+    start = AutoModelForCausalLM.from_pretrained(tmp_path / "model")
+    moved = max((found[4][name] - p).abs().max() for name, p in start.named_parameters())
+    assert moved > 1e-4
+    for rows in (1, 2):
+        for name, parameter in found[rows].items():
+            torch.testing.assert_close(parameter, found[4][name], atol=1e-6, rtol=1e-3)
+
+
+def test_gradient_checkpointing_is_decided_by_memory(tmp_path, monkeypatch):
+    """By the share of the device that vLLM leaves."""
+    asked = {}
+
+    def answer(config, algorithm, **words):
+        asked.update(words)
+        return recomputes(config, algorithm, **{**words, "device": "cuda", "budget": 1 << 30})
+
+    monkeypatch.setattr(mapping, "recomputes", answer)
+    config = small_config(tmp_path, trl={"use_vllm": True})
+    small = trl_arguments(config, refuse(config))
+    assert (small["gradient_checkpointing"], asked["taken"]) == (False, 0.3)
+    assert asked["tokens"] == 8 * 1024
+    large = small_config(tmp_path, train={"micro_batch_tokens": 1 << 20, "device": "cpu"})
+    groups = large.rollout.model_copy(update={"train": GroupsConfig(env_groups=64, group_size=8)})
+    large = large.model_copy(update={"rollout": groups})
+    assert trl_arguments(large, refuse(large))["gradient_checkpointing"] is True
+    assert asked["taken"] == 0.0
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -224,6 +323,9 @@ def test_mini_batches_and_epochs(tmp_path):
             "rollout.window",
         ),
         ({"eval": {"baselines": True}, "algo": {"name": "grpo"}}, "eval.baselines"),
+        ({"train": {"packing": True}, "algo": {"name": "grpo"}}, "train.packing"),
+        ({"train": {"max_gap": 0.5}, "algo": {"name": "grpo"}}, "train.max_gap"),
+        ({"train": {"max_idle_steps": 3}, "algo": {"name": "grpo"}}, "train.max_idle_steps"),
         ({"trl": {"learning_rat": 1.0}, "algo": {"name": "grpo"}}, "learning_rat"),
     ],
 )

@@ -27,7 +27,6 @@ from turnwise.envs.games.simple_game import SimpleGameEnvironment
 from turnwise.integrations.verl.config import require
 from turnwise.integrations.verl.config.compose import compose
 from turnwise.integrations.verl.config.keys import _is_known
-from turnwise.integrations.verl.config.memory import recomputes
 from turnwise.integrations.verl.config.placement import Placement
 from turnwise.integrations.verl.config.resolve import place_model, resolve
 from turnwise.integrations.verl.config.settings import (
@@ -56,6 +55,7 @@ from turnwise.integrations.verl.trainer.pools import (
     check_roles,
 )
 from turnwise.integrations.verl.trainer.run import train
+from turnwise.models.memory import recomputes
 from turnwise.testing.tiny import tiny_model, tiny_tokenizer
 from turnwise.types import Message
 
@@ -116,9 +116,9 @@ def test_gradient_checkpointing_is_decided_by_memory(tmp_path: Path) -> None:
         return recomputes(
             config,
             algorithm,
-            placement=placement,
+            device=placement.device,
+            ranks=placement.ranks,
             tokens=4096,
-            engine="vllm",
             budget=budget,
         )
 

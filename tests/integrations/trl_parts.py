@@ -34,10 +34,10 @@ class ThreeTurns(MultiTurnEnv):
     wordy = False
     """Adds as many characters to what it says as the number of its row."""
 
-    def __init__(self, rows: int = 8, **kwargs: Any) -> None:
+    def __init__(self, rows: int = 8, val_fraction: float = 0.0, **kwargs: Any) -> None:
         super().__init__(
             [{"prompt": f"{n}", "answer": n, "info": {"n": n}} for n in range(rows)],
-            val_fraction=0.0,
+            val_fraction=val_fraction,
             max_turns=3,
             **kwargs,
         )

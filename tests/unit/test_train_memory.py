@@ -8,7 +8,7 @@ import torch
 from turnwise.algos.table import build_algorithm
 from turnwise.config.schema import AlgoConfig, Config, ModelConfig, RolloutConfig, TrainConfig
 from turnwise.generate.hf import HFGenerator
-from turnwise.models.memory import ModelShape, plan_memory, plan_run, planned
+from turnwise.models.memory import ModelShape, plan_memory, plan_run, planned, taken_by_others
 from turnwise.models.packing import Packed, packed_passes
 from turnwise.testing.tiny import tiny_model, tiny_tokenizer
 from turnwise.train.optim import Masters
@@ -181,3 +181,15 @@ def test_the_embedded_model_needs_no_plan() -> None:
     assert plan is None
     assert filled.model.gradient_checkpointing is False
     assert filled.train.micro_batch_tokens == 16384
+
+
+def test_memory_that_other_processes_hold_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The figures of a GPU that another run had just left: nothing that the message says to lower
+    would have helped."""
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (33 * GIB, 140 * GIB))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _: 2 * GIB)
+    told = taken_by_others(torch.device("cuda"))
+    assert "hold 105.00 GiB of the device's 140.00 GiB" in told
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (137 * GIB, 140 * GIB))
+    assert taken_by_others(torch.device("cuda")) == ""
+    assert taken_by_others(torch.device("cpu")) == ""

@@ -29,6 +29,15 @@ RESERVE = 0.06
 """Share of the device's memory that is left for fragments, kernels' workspaces and captured
 graphs."""
 
+OTHERS_SHARE = 0.02
+"""Of the device. A process that holds less, such as a desktop's, is not named."""
+
+_TRAINER_STATE_BYTES = 16
+"""Per parameter that verl or TRL trains: float32 weight, gradient and two moments."""
+_TRAINER_FROZEN_BYTES = 4
+_LOGITS = 3
+"""Copies of a micro-batch's logits there: themselves, their gradient, a block in float32."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelShape:
@@ -284,18 +293,64 @@ def plan_run(config: Config, algorithm: Algorithm | None) -> MemoryPlan:
     shape = ModelShape.of(meta_model(config.model), rank=config.model.lora.rank)
     critic = config.model.critic if algorithm and algorithm.needs_critic else "none"
     reference = bool(algorithm and algorithm.needs_reference and config.model.lora.rank == 0)
-    return plan_memory(
-        shape,
-        budget=free_memory(precision.device),
-        dtype=precision.dtype,
-        slots=config.rollout.slots,
-        context=min(config.rollout.max_context or shape.context, shape.context),
-        critic=critic,
-        reference=reference,
-        micro_batch_tokens=config.train.micro_batch_tokens,
-        gradient_checkpointing=config.model.gradient_checkpointing,
-        default_tokens=config.train.token_limit,
-    )
+    try:
+        return plan_memory(
+            shape,
+            budget=free_memory(precision.device),
+            dtype=precision.dtype,
+            slots=config.rollout.slots,
+            context=min(config.rollout.max_context or shape.context, shape.context),
+            critic=critic,
+            reference=reference,
+            micro_batch_tokens=config.train.micro_batch_tokens,
+            gradient_checkpointing=config.model.gradient_checkpointing,
+            default_tokens=config.train.token_limit,
+        )
+    except ValueError as error:
+        raise ValueError(f"{error}{taken_by_others(precision.device)}") from None
+
+
+def recomputes(
+    config: Config,
+    algorithm: Algorithm,
+    *,
+    device: str,
+    tokens: int,
+    ranks: int = 1,
+    copy: bool = False,
+    taken: float = 0.0,
+    budget: int | None = None,
+) -> bool:
+    """`model.gradient_checkpointing` where verl or TRL trains: with `auto`, on where activations
+    would not fit beside a rank's share of the training state.
+
+    Args:
+        device: "cpu", or what a rank trains on.
+        tokens: of a micro-batch.
+        ranks: that share the training state.
+        copy: the weights are there once more during an update.
+        taken: share of the device that another engine holds.
+        budget: bytes of a rank's device. None: what this machine's has. A driver without a GPU
+            cannot know, and takes the safe way, which is verl's default too.
+    """
+    asked = config.model.gradient_checkpointing
+    if asked != "auto":
+        return asked
+    if device == "cpu" or config.model.path is None:
+        return False
+    if budget is None and torch.cuda.is_available():
+        budget = torch.cuda.mem_get_info(0)[1]
+    if budget is None:
+        return True
+    shape = ModelShape.of(meta_model(config.model), rank=config.model.lora.rank)
+    size = 4 if config.model.dtype == "float32" else 2
+    learns = shape.trained + (shape.trunk if algorithm.needs_critic else 0)
+    frozen = shape.parameters * (algorithm.needs_reference + (config.model.lora.rank > 0))
+    state = (learns * _TRAINER_STATE_BYTES + frozen * _TRAINER_FROZEN_BYTES) // ranks
+    copied = shape.parameters * size if copy else 0
+    passes = tokens * shape.token_bytes(size, checkpointing=False)
+    logits = tokens * shape.vocabulary * size * _LOGITS
+    return state + copied + passes + logits > budget * (1 - RESERVE - taken)
 
 
 def meta_model(config: ModelConfig) -> nn.Module:
@@ -316,6 +371,20 @@ def free_memory(device: torch.device) -> int | None:
     if device.type != "cuda":
         return None
     return torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device)
+
+
+def taken_by_others(device: torch.device) -> str:
+    """A line on what is not free, and not this process's either: nothing here makes room for it."""
+    if device.type != "cuda":
+        return ""
+    total = torch.cuda.mem_get_info(device)[1]
+    taken = total - (free_memory(device) or 0)
+    if taken < OTHERS_SHARE * total:
+        return ""
+    return (
+        f"\nOther processes hold {_gib(taken)} of the device's {_gib(total)} (see nvidia-smi); one "
+        "that has just ended may take seconds to give it back"
+    )
 
 
 def _gib(size: int) -> str:

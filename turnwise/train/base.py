@@ -149,7 +149,7 @@ class RunTrainer(ABC):
         try:
             with (
                 StopRequest(seconds=seconds, heard=say_stopping) as self._stop,
-                _determinism(self.config.train.deterministic, self.policy.precision.device.type),
+                determinism(self.config.train.deterministic, self.policy.precision.device.type),
             ):
                 self._emit(
                     RunStarted(
@@ -411,7 +411,7 @@ def _place(name: str) -> tuple[Path | str, str]:
 
 
 @contextlib.contextmanager
-def _determinism(asked: bool | None, device: str) -> Iterator[None]:
+def determinism(asked: bool | None, device: str) -> Iterator[None]:
     """Deterministic kernels while training: by default on the CPU, where they cost nothing."""
     wanted = device == "cpu" if asked is None else asked
     before = torch.are_deterministic_algorithms_enabled()

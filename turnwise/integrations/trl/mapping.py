@@ -8,11 +8,14 @@ from turnwise.algos.algorithm import Algorithm
 from turnwise.algos.table import PRESETS, build_algorithm, own_parts
 from turnwise.config.schema import Config, TrainConfig
 from turnwise.log.doctor import COLLAPSED_STEPS
+from turnwise.models.memory import recomputes
 
 UNCLIPPED = 1e6
 _WITHOUT_CRITIC = [preset for preset in PRESETS.values() if not preset.needs_critic]
 CREDITS = ("group_relative", "turn_level", *dict.fromkeys(p.advantage for p in _WITHOUT_CRITIC))
 """Values of `VerifiersGRPOConfig.credit`: two for TRL only, and all estimators without critic."""
+
+_DEFAULTS = TrainConfig()
 
 Rule = tuple[str, Any, bool, str]
 """A setting, its value, whether it is refused, and why."""
@@ -58,7 +61,7 @@ def refuse(config: Config) -> Algorithm:
 
 
 def _algorithm_rules(config: Config, algorithm: Algorithm) -> list[Rule]:
-    updates = config.train.epochs * config.train.mini_batches
+    updates = updates_per_step(config)
     return [
         (
             "algo.filter",
@@ -156,6 +159,19 @@ def _run_rules(config: Config) -> list[Rule]:
             config.train.max_collapsed_steps not in (0, COLLAPSED_STEPS),
             "only the native trainer stops a collapsed run; `turnwise doctor` names one",
         ),
+        (
+            "train.max_idle_steps",
+            config.train.max_idle_steps,
+            config.train.max_idle_steps != _DEFAULTS.max_idle_steps,
+            "only the native trainer ends a run in which nothing is learned",
+        ),
+        (
+            "train.max_gap",
+            config.train.max_gap,
+            config.train.max_gap != _DEFAULTS.max_gap,
+            "TRL stops at no gap; its metrics have sampling_logp_difference",
+        ),
+        ("train.packing", True, config.train.packing is True, "TRL pads its rows"),
         ("train.compile", config.train.compile, config.train.compile, "set trl.torch_compile"),
     ]
 
@@ -203,12 +219,17 @@ def trl_arguments(config: Config, algorithm: Algorithm, *, processes: int = 1) -
             f"{train.mini_batches} for {processes} "
             "processes"
         )
-    micro = int(config.trl.get("per_device_train_batch_size", per_update))
+    longest = rollout.max_context or rollout.max_response_tokens * train.max_turn * 4
+    fitting = divisor_below(per_update, train.token_limit // longest)
+    micro = int(config.trl.get("per_device_train_batch_size", fitting))
     if per_update % micro:
         raise ValueError(
             f"trl.per_device_train_batch_size = {micro} does not divide {per_update} episodes per "
             "update"
         )
+    precision = _precision(config.model.dtype, train)
+    colocated = config.trl.get("use_vllm") and config.trl.get("vllm_mode", "colocate") == "colocate"
+    updates = updates_per_step(config)
     clipped = algorithm.surrogate != "policy_gradient"
     chosen: dict[str, Any] = {
         "per_device_train_batch_size": micro,
@@ -216,17 +237,16 @@ def trl_arguments(config: Config, algorithm: Algorithm, *, processes: int = 1) -
         "steps_per_generation": train.mini_batches * (per_update // micro),
         "num_iterations": train.epochs,
         "num_generations": rollout.train.group_size,
-        "max_steps": train.steps * train.mini_batches * train.epochs,
+        "max_steps": train.steps * updates,
         "temperature": rollout.temperature,
         "max_tokens_per_turn": rollout.max_response_tokens,
-        "max_completion_length": rollout.max_context
-        or rollout.max_response_tokens * train.max_turn * 4,
+        "max_completion_length": longest,
         "learning_rate": train.lr,
         "weight_decay": train.weight_decay,
         "adam_beta1": train.adam_betas[0],
         "adam_beta2": train.adam_betas[1],
         "lr_scheduler_type": train.schedule,
-        "warmup_steps": train.warmup_steps,
+        "warmup_steps": train.warmup_steps * updates,
         "max_grad_norm": train.max_grad_norm,
         "loss_type": loss_of(algorithm),
         "importance_sampling_level": algorithm.ratio_level,
@@ -238,14 +258,20 @@ def trl_arguments(config: Config, algorithm: Algorithm, *, processes: int = 1) -
         "max_concurrent": rollout.slots,
         "seed": config.seed,
         "shuffle_dataset": False,
-        "gradient_checkpointing": config.model.gradient_checkpointing is True,
+        "gradient_checkpointing": recomputes(
+            config,
+            algorithm,
+            device="cpu" if precision["use_cpu"] else "cuda",
+            tokens=micro * longest,
+            taken=config.trl.get("vllm_gpu_memory_utilization", 0.3) if colocated else 0.0,
+        ),
         "logging_steps": 1,
         "report_to": "none",
         "disable_tqdm": True,
         "save_strategy": "steps" if config.checkpoint.every and config.checkpoint.write else "no",
-        "save_steps": max(config.checkpoint.every, 1) * train.mini_batches * train.epochs,
+        "save_steps": max(config.checkpoint.every, 1) * updates,
         "save_total_limit": config.checkpoint.keep,
-        **_precision(config.model.dtype, train),
+        **precision,
     }
     known = {spec.name for spec in dataclasses.fields(VerifiersGRPOConfig)}
     if algorithm.entropy_coef:
@@ -263,6 +289,21 @@ def trl_arguments(config: Config, algorithm: Algorithm, *, processes: int = 1) -
 def _high_clip(algorithm: Algorithm) -> float:
     """CISPO's bound is a range around 1 here, and the largest weight itself in TRL."""
     return 1.0 + algorithm.clip_high if algorithm.surrogate == "cispo" else algorithm.clip_high
+
+
+def updates_per_step(config: Config) -> int:
+    """What TRL counts as steps, in one of turnwise's."""
+    return config.train.mini_batches * config.train.epochs
+
+
+def divisor_below(number: int, most: int) -> int:
+    """The largest divisor that is at most so large, and at least one.
+
+    Example:
+        >>> divisor_below(64, 20), divisor_below(12, 5), divisor_below(7, 0)
+        (16, 4, 1)
+    """
+    return next(size for size in range(max(min(most, number), 1), 0, -1) if number % size == 0)
 
 
 def _precision(dtype: str, train: TrainConfig) -> dict[str, bool]:

@@ -19,7 +19,7 @@ from turnwise.evaluate.evaluation import PolicyPlayer, evaluate
 from turnwise.generate.hf import HFGenerator
 from turnwise.inspect.report import write_report
 from turnwise.integrations.trl.engines import base_model
-from turnwise.integrations.trl.mapping import refuse, trl_arguments
+from turnwise.integrations.trl.mapping import refuse, trl_arguments, updates_per_step
 from turnwise.integrations.trl.sources import EnvSource
 from turnwise.log.console import ConsoleSink
 from turnwise.log.events import Evaluated, Notice, RunEnded, RunStarted, Sink, Sinks, StepDone
@@ -28,6 +28,7 @@ from turnwise.log.store import RunDirectory, RunReader
 from turnwise.log.trackers import make_trackers
 from turnwise.models.policy import load_model, load_tokenizer
 from turnwise.procs.stop import StopRequest, say_stopping
+from turnwise.train.base import determinism
 from turnwise.train.checkpoint import check_files
 from turnwise.train.networks import first_policy, load_stored_tokenizer
 from turnwise.train.setup import Setting, choose_setting
@@ -108,10 +109,11 @@ class _TRLRun:
         try:
             if config.eval.before and checkpoint is None:
                 self._evaluate("before")
-            with _asked_to_stop() as stop:
-                trainer.add_callback(_SaveAndStop(stop))
+            device = trainer.accelerator.device.type
+            with _asked_to_stop() as stop, determinism(config.train.deterministic, device):
+                trainer.add_callback(_SaveAndStop(stop, updates=updates_per_step(config)))
                 trainer.train(resume_from_checkpoint=checkpoint)
-            if stop.reason is not None and trainer.state.global_step < config.train.steps:
+            if stop.reason is not None and trainer.state.global_step < trainer.state.max_steps:
                 self._stopped = stop.reason
                 interrupted = True
             elif config.eval.after:
@@ -271,13 +273,14 @@ class _Progress(TrainerCallback):
 
 
 class _SaveAndStop(TrainerCallback):
-    """Ends a run that was asked to stop after its step, with a checkpoint."""
+    """Ends a run that was asked to stop after its step, with a checkpoint. What TRL calls a step is
+    an update; between those of one rollout, the rollout would be lost."""
 
-    def __init__(self, stop: StopRequest) -> None:
-        self._stop = stop
+    def __init__(self, stop: StopRequest, *, updates: int) -> None:
+        self._stop, self._updates = stop, updates
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if self._stop.reason is not None:
+        if self._stop.reason is not None and state.global_step % self._updates == 0:
             control.should_save = control.should_training_stop = True
 
 

@@ -10,11 +10,10 @@ from turnwise.algos.algorithm import Algorithm
 from turnwise.algos.table import build_algorithm, own_parts
 from turnwise.config.schema import Config, ModelConfig
 from turnwise.integrations.verl.config.keys import flat, owned, unknown
-from turnwise.integrations.verl.config.memory import recomputes
 from turnwise.integrations.verl.config.placement import Placement
 from turnwise.integrations.verl.trainer.losses import DUAL_CLIP_OFF, REDUCTIONS, loss_mode
 from turnwise.log.doctor import COLLAPSED_STEPS
-from turnwise.models.memory import meta_model
+from turnwise.models.memory import meta_model, recomputes
 from turnwise.models.packing import unpackable_by_config, window_of
 
 MODE = "turnwise"
@@ -260,9 +259,11 @@ def _model(
     again = recomputes(
         config,
         algorithm,
-        placement=placement,
+        device=placement.device,
         tokens=_micro_batch_tokens(config),
-        engine=engine_name(config, device=placement.device),
+        ranks=placement.ranks,
+        # Other engines sleep in an update.
+        copy=engine_name(config, device=placement.device) == "hf",
     )
     attention, packed = _attention(config, cpu=cpu, model_path=model_path)
     dtype = model.dtype if model.dtype != "auto" else "float32" if cpu else "bfloat16"
