@@ -258,6 +258,34 @@ def test_a_run_that_is_stopped_ends_with_a_whole_step_and_goes_on_from_it(tmp_pa
     assert all(torch.equal(tensor, other[name]) for name, tensor in one.items())
 
 
+def test_evaluations_between_and_what_is_stored_are_counted_in_steps(tmp_path):
+    options = {"rows": 16, "val_fraction": 0.25}
+    env = {"name": f"{Path(__file__).parent}/trl_parts.py:ThreeTurns", "options": options}
+    run = {"steps": 4, "mini_batches": 2, "max_turn": 3, "lr": 1e-3, "device": "cpu"}
+    found = {}
+    for name, every, log in (("a", 0, {}), ("b", 2, {"episodes_every": 2, "credit": False})):
+        config = small_config(
+            tmp_path,
+            env=env,
+            train=run,
+            eval={"episodes": 4, "before": False, "every": every},
+            log={"dir": str(tmp_path / "runs"), "name": name, **log},
+        )
+        found[name] = train(config, sinks=[])
+    whole, other = (RunReader(found[name].path) for name in "ab")
+    assert whole.curve("eval/reward")[0] == [8], "the last one is after training"
+    assert other.curve("eval/reward")[0] == [4, 8]
+    assert whole.steps() == [1, 3, 5, 7]
+    assert other.steps() == [3, 7], "the second and fourth rollout"
+    assert whole.credit(3)
+    assert not (found["b"].path / "credit").exists() or not list(other.credit(3))
+    one, two = (
+        AutoModelForCausalLM.from_pretrained(result.checkpoint / "model").state_dict()
+        for result in found.values()
+    )
+    assert all(torch.equal(tensor, two[name]) for name, tensor in one.items())
+
+
 def test_micro_batches_hold_so_many_tokens_and_change_no_result(tmp_path):
     """1 024 tokens are the longest row, so 2 048 hold two of the four rows of an update."""
     found = {}
@@ -323,6 +351,8 @@ def test_gradient_checkpointing_is_decided_by_memory(tmp_path, monkeypatch):
             "rollout.window",
         ),
         ({"eval": {"baselines": True}, "algo": {"name": "grpo"}}, "eval.baselines"),
+        ({"rollout": {"on_failure": "drop_group"}, "algo": {"name": "grpo"}}, "on_failure"),
+        ({"rollout": {"min_group_size": 4}, "algo": {"name": "grpo"}}, "min_group_size"),
         ({"train": {"packing": True}, "algo": {"name": "grpo"}}, "train.packing"),
         ({"train": {"max_gap": 0.5}, "algo": {"name": "grpo"}}, "train.max_gap"),
         ({"train": {"max_idle_steps": 3}, "algo": {"name": "grpo"}}, "train.max_idle_steps"),

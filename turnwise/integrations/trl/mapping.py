@@ -6,7 +6,7 @@ from typing import Any
 
 from turnwise.algos.algorithm import Algorithm
 from turnwise.algos.table import PRESETS, build_algorithm, own_parts
-from turnwise.config.schema import Config, TrainConfig
+from turnwise.config.schema import Config, RolloutConfig, TrainConfig
 from turnwise.log.doctor import COLLAPSED_STEPS
 from turnwise.models.memory import recomputes
 
@@ -122,6 +122,18 @@ def _run_rules(config: Config) -> list[Rule]:
             config.rollout.enough_groups,
             config.rollout.enough_groups is not None,
             "its batch has a fixed number of rows",
+        ),
+        (
+            "rollout.on_failure",
+            config.rollout.on_failure,
+            config.rollout.on_failure == "drop_group",
+            "TRL trains on what is left of a group",
+        ),
+        (
+            "rollout.min_group_size",
+            config.rollout.min_group_size,
+            config.rollout.min_group_size != RolloutConfig().min_group_size,
+            "TRL trains on what is left of a group",
         ),
         (
             "eval.baselines",

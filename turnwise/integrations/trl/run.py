@@ -111,6 +111,7 @@ class _TRLRun:
                 self._evaluate("before")
             device = trainer.accelerator.device.type
             with _asked_to_stop() as stop, determinism(config.train.deterministic, device):
+                trainer.add_callback(_Evaluate(self._evaluate, config))
                 trainer.add_callback(_SaveAndStop(stop, updates=updates_per_step(config)))
                 trainer.train(resume_from_checkpoint=checkpoint)
             if stop.reason is not None and trainer.state.global_step < trainer.state.max_steps:
@@ -270,6 +271,19 @@ class _Progress(TrainerCallback):
                 name: float(value) for name, value in logs.items() if isinstance(value, int | float)
             }
             self._sinks.handle(StepDone(step=state.global_step, metrics=numbers))
+
+
+class _Evaluate(TrainerCallback):
+    """Evaluates every `eval.every` steps."""
+
+    def __init__(self, evaluate: Callable[[str], None], config: Config) -> None:
+        self._evaluate = evaluate
+        self._updates = updates_per_step(config) * config.eval.every
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        done = state.global_step
+        if self._updates and done % self._updates == 0 and done < state.max_steps:
+            self._evaluate("during")
 
 
 class _SaveAndStop(TrainerCallback):

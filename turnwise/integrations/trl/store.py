@@ -10,6 +10,7 @@ from transformers import TrainerCallback
 from turnwise.config.schema import Config, LogConfig
 from turnwise.data.samples import contexts
 from turnwise.integrations.trl.credit import TrainRow, sampled_ids
+from turnwise.integrations.trl.mapping import updates_per_step
 from turnwise.log.store import CreditRow, LedgerEntry, RunDirectory
 from turnwise.types import Episode
 
@@ -80,8 +81,11 @@ class RunStore(TrainerCallback):
         self._episodes.extend(episodes)
         self._credit.extend(credit)
         self.run.write_ledger(ledger)
-        self.run.write_episodes(step, self._episodes)
-        self.run.write_credit(step, self._credit)
+        log, number = self._config.log, (step - 1) // updates_per_step(self._config) + 1
+        if log.episodes_every and number % log.episodes_every == 0:
+            self.run.write_episodes(step, self._episodes)
+            if log.credit:
+                self.run.write_credit(step, self._credit)
 
     def _open(self, *, resumed: bool) -> RunDirectory:
         assert self._folder is not None
