@@ -3,7 +3,7 @@
 config."""
 
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
@@ -20,9 +20,7 @@ from turnwise.envs.base import EnvError
 from turnwise.envs.trust import code_digests
 from turnwise.evaluate import baselines
 from turnwise.evaluate.evaluation import EvalResult, EvaluationError
-from turnwise.log.doctor import COLLAPSE_ADVICE
 from turnwise.log.events import EpisodeDone, Notice, Sink, TurnDone
-from turnwise.log.metrics import is_collapsed
 from turnwise.log.store import RunReader
 from turnwise.models.memory import planned
 from turnwise.models.policy import Precision
@@ -44,6 +42,7 @@ from turnwise.train.networks import (
 from turnwise.train.setup import choose_setting
 from turnwise.train.sources import refuse_unknown
 from turnwise.train.stages import STAGE, imitate_first
+from turnwise.train.standstill import Standstill
 from turnwise.train.step import StepRecord, training_step
 from turnwise.train.update import Learner, TrainingError
 from turnwise.types import Episode, Json
@@ -104,8 +103,7 @@ class PPOTrainer(RunTrainer):
         """The memory plan; None for the embedded model."""
         config = self.config
         self._code = code_digests(config)
-        self.idle_steps = 0
-        self.collapsed_steps = 0
+        self._still = Standstill(config.train)
         checkpoint = self._open_checkpoint(notices, resumed=resumed)
         initial = self.run.path / "initial_model"
         imitated = None
@@ -177,8 +175,8 @@ class PPOTrainer(RunTrainer):
         return tensors, {
             "version": self.learner.version,
             "kl_coef": self.learner.kl.coef,
-            "idle_steps": self.idle_steps,
-            "collapsed_steps": self.collapsed_steps,
+            "idle_steps": self._still.idle,
+            "collapsed_steps": self._still.collapsed,
             "reports_success": dict(self._reports),
             "reward_statistics": self.normalizer.state_dict(),
             "env_resets": self.proxy.env_state.num_resets,
@@ -225,15 +223,24 @@ class PPOTrainer(RunTrainer):
         if result.updated:
             self.generator.weights_updated(self.learner.version)
         self._store(result)
-        self.idle_steps = 0 if result.updated else self.idle_steps + 1
-        self.collapsed_steps = self.collapsed_steps + 1 if is_collapsed(result.metrics) else 0
         self.step += 1
+        self._still.count(self.step, result.metrics, updated=result.updated)
         self._tell_step(result.metrics)
         if not result.updated:
-            self._note_idle(result.metrics)
-        limit = self.config.train.max_collapsed_steps
-        if limit and self.collapsed_steps >= limit and self.step < self.config.train.steps:
-            self._end_collapsed()
+            self._note(Notice(kind="idle_step", message=self._still.idle_note(), step=self.step))
+        self._end_standstill()
+
+    def _end_standstill(self) -> None:
+        """Ends a run that learns nothing: as solved, or with an error that says what to do."""
+        still = self._still
+        if still.solved:
+            self._enough = True
+            message = still.solved_note()
+            self._note(Notice(kind="solved", message=message, step=self.step, level="info"))
+        if still.collapsing:
+            self._note(Notice(kind="collapse_stop", message=still.collapse_note(), step=self.step))
+        if still.why is not None:
+            self._give_up(still.why)
 
     def _tell_turn(self, agent: Agent) -> None:
         turn = TurnDone(
@@ -260,40 +267,6 @@ class PPOTrainer(RunTrainer):
             self._write_pieces()
         self.run.write_metrics(number, result.metrics)
 
-    def _note_idle(self, metrics: Mapping[str, float]) -> None:
-        limit, success = self.config.train.max_idle_steps, metrics.get("rollout/success")
-        penalties = int(metrics.get("group/penalty_only", 0.0))
-        but = f" but for penalties in {penalties} (algo.penalty_only_groups)" if penalties else ""
-        message = (
-            f"step {self.step}: in no group did episodes differ in reward{but}, so there was "
-            f"nothing to learn ({self.idle_steps} of {limit} such steps in a row)"
-        )
-        self._note(Notice(kind="idle_step", message=message, step=self.step))
-        if self.idle_steps < limit or self.step == self.config.train.steps:
-            return
-        if success == 1.0:
-            self._enough = True
-            message = f"every episode succeeds since {limit} steps; the run ends after {self.step}"
-            self._note(Notice(kind="solved", message=message, step=self.step, level="info"))
-            return
-        why = {None: "either every task is solved, or none ever is", 0.0: "no episode succeeds"}
-        self._give_up(
-            f"{message}. Stopped: {why.get(success, 'every group has one reward')}. Make tasks "
-            "easier or harder, raise rollout.train.group_size or rollout.temperature, shape the "
-            "reward (env.shaping), or raise train.max_idle_steps"
-        )
-
-    def _end_collapsed(self) -> NoReturn:
-        message = (
-            f"step {self.step}: every reply is the same and nothing succeeds, for "
-            f"{self.collapsed_steps} steps in a row"
-        )
-        self._note(Notice(kind="collapse_stop", message=message, step=self.step))
-        self._give_up(
-            f"{message}. Stopped: {COLLAPSE_ADVICE}. train.max_collapsed_steps: 0 lets such a run "
-            "go on"
-        )
-
     def _give_up(self, why: str) -> NoReturn:
         """Evaluates, writes a checkpoint and ends the run."""
         try:
@@ -313,8 +286,8 @@ class PPOTrainer(RunTrainer):
         if self.algorithm.kl_target is not None:  # a fixed coefficient comes from the config
             self.learner.kl = KLState(coef=state["kl_coef"], target=self.algorithm.kl_target)
             self.learner.adapt_kl(self.algorithm.kl_target, num_episodes=0)
-        self.idle_steps = state["idle_steps"]
-        self.collapsed_steps = state.get("collapsed_steps", 0)
+        self._still.idle = state["idle_steps"]
+        self._still.collapsed = state.get("collapsed_steps", 0)
         self._reports |= state.get("reports_success", {})
         self.normalizer.load_state_dict(state["reward_statistics"])
         torch.set_rng_state(tensors["torch_rng"])

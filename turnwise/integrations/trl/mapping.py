@@ -7,7 +7,6 @@ from typing import Any
 from turnwise.algos.algorithm import Algorithm
 from turnwise.algos.table import PRESETS, build_algorithm, own_parts
 from turnwise.config.schema import Config, RolloutConfig, TrainConfig
-from turnwise.log.doctor import COLLAPSED_STEPS
 from turnwise.models.memory import recomputes
 
 UNCLIPPED = 1e6
@@ -164,18 +163,6 @@ def _run_rules(config: Config) -> list[Rule]:
             config.train.max_minutes,
             config.train.max_minutes is not None,
             "TRL counts steps; set train.steps",
-        ),
-        (
-            "train.max_collapsed_steps",
-            config.train.max_collapsed_steps,
-            config.train.max_collapsed_steps not in (0, COLLAPSED_STEPS),
-            "only the native trainer stops a collapsed run; `turnwise doctor` names one",
-        ),
-        (
-            "train.max_idle_steps",
-            config.train.max_idle_steps,
-            config.train.max_idle_steps != _DEFAULTS.max_idle_steps,
-            "only the native trainer ends a run in which nothing is learned",
         ),
         (
             "train.max_gap",

@@ -32,7 +32,9 @@ from turnwise.train.base import determinism
 from turnwise.train.checkpoint import check_files
 from turnwise.train.networks import first_policy, load_stored_tokenizer
 from turnwise.train.setup import Setting, choose_setting
+from turnwise.train.standstill import Standstill
 from turnwise.train.trainer import RunResult
+from turnwise.train.update import TrainingError
 
 
 def train(
@@ -111,6 +113,8 @@ class _TRLRun:
                 self._evaluate("before")
             device = trainer.accelerator.device.type
             with _asked_to_stop() as stop, determinism(config.train.deterministic, device):
+                ends = _EndAtStandstill(config)
+                trainer.add_callback(ends)
                 trainer.add_callback(_Evaluate(self._evaluate, config))
                 trainer.add_callback(_SaveAndStop(stop, updates=updates_per_step(config)))
                 trainer.train(resume_from_checkpoint=checkpoint)
@@ -119,6 +123,10 @@ class _TRLRun:
                 interrupted = True
             elif config.eval.after:
                 self._evaluate("after")
+            if ends.still.why is not None:
+                raise TrainingError(ends.still.why)
+            if ends.still.solved:
+                self._note(Notice(kind="solved", message=ends.still.solved_note(), level="info"))
             return self._result()
         except KeyboardInterrupt:
             interrupted = True
@@ -271,6 +279,29 @@ class _Progress(TrainerCallback):
                 name: float(value) for name, value in logs.items() if isinstance(value, int | float)
             }
             self._sinks.handle(StepDone(step=state.global_step, metrics=numbers))
+
+
+class _EndAtStandstill(TrainerCallback):
+    """Ends a run that learns nothing after its step, with a checkpoint."""
+
+    def __init__(self, config: Config) -> None:
+        self.still = Standstill(config.train)
+        self._updates = updates_per_step(config)
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
+        largest = (logs or {}).get("credit/advantage/abs_max")
+        if largest is not None:  # with the first update of a rollout
+            done = (state.global_step - 1) // self._updates + 1
+            self.still.count(done, logs, updated=largest > 0.0)
+        self._end(state, control)
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._end(state, control)
+
+    def _end(self, state: Any, control: Any) -> None:
+        over = self.still.solved or self.still.why is not None
+        if over and state.global_step % self._updates == 0:
+            control.should_save = control.should_training_stop = True
 
 
 class _Evaluate(TrainerCallback):

@@ -81,8 +81,8 @@ class RunStore(TrainerCallback):
         self._episodes.extend(episodes)
         self._credit.extend(credit)
         self.run.write_ledger(ledger)
-        log, number = self._config.log, (step - 1) // updates_per_step(self._config) + 1
-        if log.episodes_every and number % log.episodes_every == 0:
+        log, before = self._config.log, (step - 1) // updates_per_step(self._config)
+        if log.episodes_every and before % log.episodes_every == 0:
             self.run.write_episodes(step, self._episodes)
             if log.credit:
                 self.run.write_credit(step, self._credit)
