@@ -508,13 +508,13 @@ def test_the_state_of_a_run_survives(tmp_path: Path) -> None:
     state = RunState(config, algorithm)
     state.adapt_kl(0.5, num_episodes=500)
     state.normalizer(_batch(), ["bandit"])
-    state.idle_steps = 2
+    state.still.idle = 2
     state.save(tmp_path / "global_step_3")
     again = RunState(config, algorithm)
     again.load(tmp_path / "global_step_3")
     assert again.kl == state.kl != RunState(config, algorithm).kl
     assert again.normalizer.state_dict() == state.normalizer.state_dict()
-    assert again.idle_steps == 2
+    assert again.still.idle == 2
     with pytest.raises(ValueError, match=r"turnwise.json is missing"):
         again.load(tmp_path)
 

@@ -179,6 +179,32 @@ def test_a_run_that_is_out_of_time(tmp_path: Path) -> None:
     assert (run.path / summary["checkpoint"] / "actor").is_dir()
 
 
+@pytest.mark.parametrize("name", ["Easy", "Picky"])
+def test_a_run_that_learns_nothing(tmp_path: Path, name: str) -> None:
+    """It is solved, or ends with advice."""
+    config = tiny_config(
+        tmp_path,
+        "algo.name=grpo",
+        "train.steps=9",
+        "train.max_idle_steps=2",
+        "eval.after=true",
+        f"env.name={ROOT}/tests/integrations/verl_envs.py:{name}",
+        "env.format.style=raw",
+    )
+    if name == "Picky":
+        outcome = train_apart(tmp_path, config)
+        assert outcome.code != 0
+        assert "step 2: in no group did episodes differ in reward" in outcome.text
+        assert "Stopped: no episode succeeds. Make tasks easier" in outcome.text
+        return
+    run, _ = trained(tmp_path, config)
+    assert [row["step"] for row in run.metrics() if "rollout/reward" in row] == [0, 1]
+    summary = run.summary()
+    assert (summary["steps"], summary["after"]["step"]) == (2, 2)
+    assert (run.path / summary["checkpoint"] / "actor").is_dir()
+    assert any(event["kind"] == "solved" for event in run.events())
+
+
 def test_grpo_with_reference_filter_windows_and_failures(tmp_path: Path) -> None:
     """Groups as baselines, a KL in the loss, several rows per episode, and members that fail on the
     way"""

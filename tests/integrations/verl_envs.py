@@ -25,6 +25,18 @@ class Fragile(BaseEnv):
         return "on", float(len(action)) + self._steps, False, {}
 
 
+class Easy(BaseEnv):
+    """Every episode succeeds."""
+
+    instruction = "Say something."
+
+    def reset(self, seed: int | None = None, **kwargs: Any) -> str:
+        return "go"
+
+    def step(self, action: str) -> tuple[str, float, bool, dict[str, Any]]:
+        return "well", 1.0, True, {"success": True}
+
+
 class Picky(BaseEnv):
     """Pays nothing, and cannot read replies of odd length."""
 

@@ -18,9 +18,9 @@ class Standstill:
         train: train.max_idle_steps, train.max_collapsed_steps.
 
     Example:
-        >>> still = Standstill(TrainConfig(max_idle_steps=2, steps=9))
+        >>> still = Standstill(TrainConfig(max_idle_steps=2))
         >>> for step in (1, 2):
-        ...     still.count(step, {"rollout/success": 1.0}, updated=False)
+        ...     still.count(step, {"rollout/success": 1.0}, updated=False, last=False)
         ...     print(still.idle, still.solved, still.why)
         1 False None
         2 True None
@@ -30,10 +30,16 @@ class Standstill:
         self._train = train
         self._metrics: Mapping[str, float] = {}
         self._step = self.idle = self.collapsed = 0
+        self._last = False
 
-    def count(self, step: int, metrics: Mapping[str, float], *, updated: bool) -> None:
-        """Counts a step that is done; `step` is the number of steps done with it."""
-        self._step, self._metrics = step, metrics
+    def count(self, step: int, metrics: Mapping[str, float], *, updated: bool, last: bool) -> None:
+        """Counts a step that is done.
+
+        Args:
+            step: how many are done with it.
+            last: the run ends with it in any case.
+        """
+        self._step, self._metrics, self._last = step, metrics, last
         self.idle = 0 if updated else self.idle + 1
         self.collapsed = self.collapsed + 1 if is_collapsed(metrics) else 0
 
@@ -46,7 +52,7 @@ class Standstill:
     def collapsing(self) -> bool:
         """Whether the run ends because it repeats one reply."""
         most = self._train.max_collapsed_steps
-        return 0 < most <= self.collapsed and self._goes_on and not self._idle_too_long
+        return 0 < most <= self.collapsed and not self._last and not self._idle_too_long
 
     @property
     def why(self) -> str | None:
@@ -83,9 +89,5 @@ class Standstill:
         )
 
     @property
-    def _goes_on(self) -> bool:
-        return self._step < self._train.steps
-
-    @property
     def _idle_too_long(self) -> bool:
-        return self.idle >= self._train.max_idle_steps and self._goes_on
+        return self.idle >= self._train.max_idle_steps and not self._last

@@ -224,7 +224,8 @@ class PPOTrainer(RunTrainer):
             self.generator.weights_updated(self.learner.version)
         self._store(result)
         self.step += 1
-        self._still.count(self.step, result.metrics, updated=result.updated)
+        last = self.step >= self.config.train.steps
+        self._still.count(self.step, result.metrics, updated=result.updated, last=last)
         self._tell_step(result.metrics)
         if not result.updated:
             self._note(Notice(kind="idle_step", message=self._still.idle_note(), step=self.step))

@@ -292,7 +292,8 @@ class _EndAtStandstill(TrainerCallback):
         largest = (logs or {}).get("credit/advantage/abs_max")
         if largest is not None:  # with the first update of a rollout
             done = (state.global_step - 1) // self._updates + 1
-            self.still.count(done, logs, updated=largest > 0.0)
+            last = done * self._updates >= state.max_steps
+            self.still.count(done, logs, updated=largest > 0.0, last=last)
         self._end(state, control)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:

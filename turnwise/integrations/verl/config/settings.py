@@ -89,7 +89,7 @@ def _model_rules(config: Config, engine: str) -> list[Rule]:
         (
             "train.max_collapsed_steps",
             config.train.max_collapsed_steps not in (0, COLLAPSED_STEPS),
-            "only the native trainer and TRL stop a collapsed run; remove it",
+            "its steps do not count replies, so no collapsed run is stopped; remove it",
         ),
         (
             "model.gguf_file",

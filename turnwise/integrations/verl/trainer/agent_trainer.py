@@ -552,7 +552,7 @@ class AgentTrainer(PacedTrainer):
         self._idle = self._idle or not bool(ours.advantages[ours.loss_mask].any())
         metrics["train/idle"] = float(self._idle)
         metrics["train/values_seen"] = float(ours.values is not None and bool(ours.values.any()))
-        self._note_idle()
+        self._note_idle(metrics)
         advantages = torch.zeros_like(ours.advantages) if self._idle else ours.advantages
         tensors = {"advantages": advantages, "returns": ours.returns}
         self.recorder.step(self.global_steps - 1, rows, ours)
@@ -592,16 +592,11 @@ class AgentTrainer(PacedTrainer):
         gap.check(self.ours.train.max_gap, step=self.global_steps)
         return {"train/gap_mean": gap.mean, "train/gap_max": gap.max}
 
-    def _note_idle(self) -> None:
-        self.state.idle_steps = self.state.idle_steps + 1 if self._idle else 0
+    def _note_idle(self, metrics: dict[str, Any]) -> None:
         last = self.global_steps >= self.total_training_steps
-        if self.state.idle_steps >= self.ours.train.max_idle_steps and not last:
-            raise TrainingError(
-                f"step {self.global_steps}: no group differed in reward for "
-                f"{self.state.idle_steps} steps in a row "
-                "(train.max_idle_steps), so there is nothing to learn; make the task easier or "
-                "groups larger"
-            )
+        self.state.still.count(self.global_steps, metrics, updated=not self._idle, last=last)
+        if self.state.still.why is not None:
+            raise TrainingError(self.state.still.why)
 
     # ---- validation and records ----
 

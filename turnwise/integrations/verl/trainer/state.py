@@ -13,6 +13,7 @@ from turnwise.algos.normalize import RewardNormalizer
 from turnwise.config.schema import Config
 from turnwise.log.events import Evaluated
 from turnwise.rollout.plan import env_configs
+from turnwise.train.standstill import Standstill
 
 FILE = "turnwise.json"
 """Its name in a checkpoint's folder."""
@@ -36,7 +37,7 @@ class RunState:
         self.normalizer = RewardNormalizer(
             {tag: env.shaping for tag, env in environments.items()}, singleton=algorithm.singleton
         )
-        self.idle_steps = 0
+        self.still = Standstill(config.train)
         self.evaluations: list[Evaluated] = []
 
     def adapt_kl(self, kl: float, *, num_episodes: int) -> None:
@@ -49,7 +50,7 @@ class RunState:
         folder.mkdir(parents=True, exist_ok=True)
         state = {
             "kl_coef": self.kl.coef,
-            "idle_steps": self.idle_steps,
+            "idle_steps": self.still.idle,
             "reward_statistics": self.normalizer.state_dict(),
             "evaluations": [event.to_json() for event in self.evaluations],
         }
@@ -70,7 +71,7 @@ class RunState:
         # A fixed coefficient is the config's, which a resumed run may have changed.
         coef = self.kl.coef if self.kl.target is None else state["kl_coef"]
         self.kl = KLState(coef=coef, target=self.kl.target)
-        self.idle_steps = state["idle_steps"]
+        self.still.idle = state["idle_steps"]
         self.normalizer.load_state_dict(state["reward_statistics"])
         # A finished run that is extended is evaluated again at its new end.
         found = [Evaluated.from_json(event) for event in state["evaluations"]]

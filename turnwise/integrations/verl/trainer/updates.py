@@ -104,18 +104,24 @@ class PacedTrainer(PPOTrainerSync):
         self._started = time.perf_counter()
 
     def on_step_end(self) -> None:
-        """Where the time is over, this was the last step: it is saved, and evaluated in
-        `on_train_end`."""
+        """Where the time is over, or nothing is left to learn, this was the last step: it is saved,
+        and evaluated in `on_train_end`."""
         super().on_step_end()
-        limit, minutes = self.ours.train.max_minutes, (time.perf_counter() - self._started) / 60.0
-        if limit is None or minutes < limit or self.global_steps >= self.total_training_steps:
+        if self.global_steps >= self.total_training_steps:
+            return
+        still, limit = self.state.still, self.ours.train.max_minutes
+        minutes = (time.perf_counter() - self._started) / 60.0
+        if still.solved:
+            self.recorder.note("solved", still.solved_note(), step=self.global_steps)
+        elif limit is not None and minutes >= limit:
+            message = (
+                f"{minutes:.1f} minutes are over (train.max_minutes = {limit:g}): no step after "
+                f"{self.global_steps}"
+            )
+            self.recorder.note("out_of_time", message, step=self.global_steps)
+        else:
             return
         self.total_training_steps, self._cut_short = self.global_steps, True
-        message = (
-            f"{minutes:.1f} minutes are over (train.max_minutes = {limit:g}): no step after "
-            f"{self.global_steps}"
-        )
-        self.recorder.note("out_of_time", message, step=self.global_steps)
         if self.config.trainer.save_freq > 0 and self.global_steps % self.config.trainer.save_freq:
             self._save_checkpoint()
 
