@@ -339,7 +339,8 @@ def recomputes(
     if device == "cpu" or config.model.path is None:
         return False
     if budget is None and torch.cuda.is_available():
-        budget = torch.cuda.mem_get_info(0)[1]
+        # mem_get_info would take half a gigabyte of the device for this process.
+        budget = int(cast(Any, torch.cuda.get_device_properties(0)).total_memory)
     if budget is None:
         return True
     shape = ModelShape.of(meta_model(config.model), rank=config.model.lora.rank)
