@@ -207,7 +207,7 @@ def main() -> None:
     from turnwise.integrations.verl.engines import plugin as plugin  # before verl asks for it
     from turnwise.integrations.verl.faults.cluster import use_device
 
-    ray.init(num_cpus=4, num_gpus=GPUS, include_dashboard=False, log_to_driver=False)
+    ray.init("local", num_cpus=4, num_gpus=GPUS, include_dashboard=False, log_to_driver=False)
     use_device("cpu")
     with tempfile.TemporaryDirectory() as name:
         config, ids = make_config(Path(name), options)
