@@ -3,6 +3,7 @@ nothing is left over."""
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -20,7 +21,9 @@ from turnwise.envs.base import BaseEnv
 from turnwise.envs.registry import make_env
 from turnwise.generate.base import Session
 from turnwise.generate.scripted import ScriptedGenerator
+from turnwise.isolation.measure import _drive, _LostError
 from turnwise.isolation.pools import open_pool
+from turnwise.procs.channel import receive_frame, send_frame, start_beside
 from turnwise.rollout.env_state import EnvStateManager
 from turnwise.rollout.proxy import AgentProxy, RolloutResult
 from turnwise.testing.tiny import tiny_tokenizer
@@ -405,3 +408,17 @@ def test_an_answer_is_the_answer_to_its_request(tmp_path: Path, how: str) -> Non
     assert mark.exists()
     assert counts["started"] == (2 if how == "frame" else 1)
     assert played == play("")[0]
+
+
+def test_a_process_that_ends_before_it_is_written_to_is_told_by_its_silence() -> None:
+    """It may end just before or just after that: both are the answer that does not come."""
+    process, sock = start_beside("sys", stderr=subprocess.DEVNULL)  # it has no main
+    process.wait()
+    send_frame(sock, b"x" * 1_000_000)
+    assert receive_frame(sock) is None
+    sock.close()
+    ours, theirs = socket.socketpair()
+    theirs.close()
+    with pytest.raises(_LostError):
+        _drive(ours, EnvConfig(name="bandit"), RolloutConfig())
+    ours.close()

@@ -2,7 +2,6 @@
 (turnwise/endpoint/process.py): reading HTTP takes several times as long as everything else that a
 rollout does for a turn, and would hold up the generator."""
 
-import contextlib
 import itertools
 import logging
 import secrets
@@ -48,8 +47,8 @@ class EndpointProcess:
                 self._channel = self._start()
             number = next(self._numbers)
             self._waiting[number] = future, read
-            with contextlib.suppress(OSError):  # it has died: `_listen` tells those who wait
-                send_frame(self._channel, encode({"id": number, "op": op, "env": env, **fields}))
+            # If it has died, `_listen` tells those who wait.
+            send_frame(self._channel, encode({"id": number, "op": op, "env": env, **fields}))
         return future
 
     def _start(self) -> socket.socket:

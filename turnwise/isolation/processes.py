@@ -99,10 +99,10 @@ class _Worker:
             return result["ok"]
 
     def _exchange(self, data: bytes) -> bytes | None:
+        send_frame(self._socket, data)
         try:
-            send_frame(self._socket, data)
             return receive_frame(self._socket)
-        except (OSError, ValueError):  # a broken socket, or a frame over the limit
+        except ValueError:  # a frame over the limit
             return None
 
     def kill(self, reason: str) -> None:

@@ -1,5 +1,6 @@
 """Child processes, and frames of bytes over the socket to them."""
 
+import contextlib
 import os
 import socket
 import struct
@@ -60,7 +61,10 @@ def frame(data: bytes) -> bytes:
 
 
 def send_frame(sock: socket.socket, data: bytes) -> None:
-    sock.sendall(frame(data))
+    """Sends one frame. Where the other side has closed, `receive_frame` tells: a process may end
+    just before or just after it is written to."""
+    with contextlib.suppress(OSError):
+        sock.sendall(frame(data))
 
 
 def receive_frame(sock: socket.socket) -> bytes | None:
