@@ -24,6 +24,7 @@ from turnwise.config.store import ConfigStore
 from turnwise.config.tree import ConfigError
 from turnwise.envs.base import BaseEnv, Env, EnvTimeoutError
 from turnwise.envs.games.simple_game import SimpleGameEnvironment
+from turnwise.integrations.memory import recomputes
 from turnwise.integrations.verl.config import require
 from turnwise.integrations.verl.config.compose import compose
 from turnwise.integrations.verl.config.keys import _is_known
@@ -55,7 +56,6 @@ from turnwise.integrations.verl.trainer.pools import (
     check_roles,
 )
 from turnwise.integrations.verl.trainer.run import train
-from turnwise.models.memory import recomputes
 from turnwise.testing.tiny import tiny_model, tiny_tokenizer
 from turnwise.types import Message
 

@@ -32,12 +32,6 @@ graphs."""
 OTHERS_SHARE = 0.02
 """Of the device. A process that holds less, such as a desktop's, is not named."""
 
-_TRAINER_STATE_BYTES = 16
-"""Per parameter that verl or TRL trains: float32 weight, gradient and two moments."""
-_TRAINER_FROZEN_BYTES = 4
-_LOGITS = 3
-"""Copies of a micro-batch's logits there: themselves, their gradient, a block in float32."""
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelShape:
@@ -308,50 +302,6 @@ def plan_run(config: Config, algorithm: Algorithm | None) -> MemoryPlan:
         )
     except ValueError as error:
         raise ValueError(f"{error}{taken_by_others(precision.device)}") from None
-
-
-def recomputes(
-    config: Config,
-    algorithm: Algorithm,
-    *,
-    device: str,
-    tokens: int,
-    ranks: int = 1,
-    copy: bool = False,
-    taken: float = 0.0,
-    budget: int | None = None,
-) -> bool:
-    """`model.gradient_checkpointing` where verl or TRL trains: with `auto`, on where activations
-    would not fit beside a rank's share of the training state.
-
-    Args:
-        device: "cpu", or what a rank trains on.
-        tokens: of a micro-batch.
-        ranks: that share the training state.
-        copy: the weights are there once more during an update.
-        taken: share of the device that another engine holds.
-        budget: bytes of a rank's device. None: what this machine's has. A driver without a GPU
-            cannot know, and takes the safe way, which is verl's default too.
-    """
-    asked = config.model.gradient_checkpointing
-    if asked != "auto":
-        return asked
-    if device == "cpu" or config.model.path is None:
-        return False
-    if budget is None and torch.cuda.is_available():
-        # mem_get_info would take half a gigabyte of the device for this process.
-        budget = int(cast(Any, torch.cuda.get_device_properties(0)).total_memory)
-    if budget is None:
-        return True
-    shape = ModelShape.of(meta_model(config.model), rank=config.model.lora.rank)
-    size = 4 if config.model.dtype == "float32" else 2
-    learns = shape.trained + (shape.trunk if algorithm.needs_critic else 0)
-    frozen = shape.parameters * (algorithm.needs_reference + (config.model.lora.rank > 0))
-    state = (learns * _TRAINER_STATE_BYTES + frozen * _TRAINER_FROZEN_BYTES) // ranks
-    copied = shape.parameters * size if copy else 0
-    passes = tokens * shape.token_bytes(size, checkpointing=False)
-    logits = tokens * shape.vocabulary * size * _LOGITS
-    return state + copied + passes + logits > budget * (1 - RESERVE - taken)
 
 
 def meta_model(config: ModelConfig) -> nn.Module:

@@ -80,7 +80,10 @@ class Standstill:
         )
 
     def solved_note(self) -> str:
-        return f"every episode succeeds since {self.idle} steps; the run ends after {self._step}"
+        return (
+            f"every episode succeeded in the last {self.idle} steps; the run ends after step "
+            f"{self._step}"
+        )
 
     def collapse_note(self) -> str:
         return (

@@ -7,14 +7,12 @@ from typing import Any
 from turnwise.algos.algorithm import Algorithm
 from turnwise.algos.table import PRESETS, build_algorithm, own_parts
 from turnwise.config.schema import Config, RolloutConfig, TrainConfig
-from turnwise.models.memory import recomputes
+from turnwise.integrations.memory import recomputes
 
 UNCLIPPED = 1e6
 _WITHOUT_CRITIC = [preset for preset in PRESETS.values() if not preset.needs_critic]
 CREDITS = ("group_relative", "turn_level", *dict.fromkeys(p.advantage for p in _WITHOUT_CRITIC))
 """Values of `VerifiersGRPOConfig.credit`: two for TRL only, and all estimators without critic."""
-
-_DEFAULTS = TrainConfig()
 
 Rule = tuple[str, Any, bool, str]
 """A setting, its value, whether it is refused, and why."""
@@ -167,7 +165,7 @@ def _run_rules(config: Config) -> list[Rule]:
         (
             "train.max_gap",
             config.train.max_gap,
-            config.train.max_gap != _DEFAULTS.max_gap,
+            config.train.max_gap != TrainConfig().max_gap,
             "TRL stops at no gap; its metrics have sampling_logp_difference",
         ),
         ("train.packing", True, config.train.packing is True, "TRL pads its rows"),
@@ -219,7 +217,7 @@ def trl_arguments(config: Config, algorithm: Algorithm, *, processes: int = 1) -
             "processes"
         )
     longest = rollout.max_context or rollout.max_response_tokens * train.max_turn * 4
-    fitting = divisor_below(per_update, train.token_limit // longest)
+    fitting = largest_divisor(per_update, train.token_limit // longest)
     micro = int(config.trl.get("per_device_train_batch_size", fitting))
     if per_update % micro:
         raise ValueError(
@@ -295,11 +293,11 @@ def updates_per_step(config: Config) -> int:
     return config.train.mini_batches * config.train.epochs
 
 
-def divisor_below(number: int, most: int) -> int:
-    """The largest divisor that is at most so large, and at least one.
+def largest_divisor(number: int, most: int) -> int:
+    """The largest divisor of a number that is at most `most`, and at least one.
 
     Example:
-        >>> divisor_below(64, 20), divisor_below(12, 5), divisor_below(7, 0)
+        >>> largest_divisor(64, 20), largest_divisor(12, 5), largest_divisor(7, 0)
         (16, 4, 1)
     """
     return next(size for size in range(max(min(most, number), 1), 0, -1) if number % size == 0)

@@ -9,11 +9,12 @@ from typing import Any
 from turnwise.algos.algorithm import Algorithm
 from turnwise.algos.table import build_algorithm, own_parts
 from turnwise.config.schema import Config, ModelConfig
+from turnwise.integrations.memory import recomputes
 from turnwise.integrations.verl.config.keys import flat, owned, unknown
 from turnwise.integrations.verl.config.placement import Placement
 from turnwise.integrations.verl.trainer.losses import DUAL_CLIP_OFF, REDUCTIONS, loss_mode
 from turnwise.log.doctor import COLLAPSED_STEPS
-from turnwise.models.memory import meta_model, recomputes
+from turnwise.models.memory import meta_model
 from turnwise.models.packing import unpackable_by_config, window_of
 
 MODE = "turnwise"
@@ -89,7 +90,7 @@ def _model_rules(config: Config, engine: str) -> list[Rule]:
         (
             "train.max_collapsed_steps",
             config.train.max_collapsed_steps not in (0, COLLAPSED_STEPS),
-            "its steps do not count replies, so no collapsed run is stopped; remove it",
+            "verl's metrics do not tell replies apart, so no collapsed run is stopped; remove it",
         ),
         (
             "model.gguf_file",
